@@ -1,0 +1,68 @@
+"""Every exception that flexc raises on purpose.
+
+FlexcError                     the user can act on it; each class is one kind of mistake
+├── TraceError                 a mod could not be traced; has the user's line and columns
+└── ...
+InternalError                  a fault of ours; names the stage and the generated file and line
+
+Each FlexcError also derives from the builtin that fits, so `except ValueError` works.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of columns (0-based, end exclusive) on a line (1-based) of a user's file."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    function: str
+
+    def render(self) -> str:
+        """The line with carets under the columns, as compilers show it."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        gutter = len(str(self.line))
+        head = f"{' ' * gutter}--> {self.file}:{self.line}:{self.column + 1} in {self.function}"
+        if not text:
+            return head
+        carets = " " * self.column + "^" * max(1, min(self.end_column, len(text)) - self.column)
+        bar = " " * gutter + " |"
+        return f"{head}\n{bar}\n{self.line} | {text}\n{bar} {carets}"
+
+
+class FlexcError(Exception):
+    """Base of all errors that the user can act on.
+
+    `span` is where in the user's code, if that is known; `hint` is what to write instead.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, span: Span | None = None) -> None:
+        super().__init__(message, hint, span)
+        self.message = message
+        self.hint = hint
+        self.span = span
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.span is not None:
+            parts.append(self.span.render())
+        if self.hint is not None:
+            parts.append(f"  = help: {self.hint}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restore, (type(self), self.message, self.hint, self.span)
+
+
+def _restore(cls: type[FlexcError], message: str, hint: str | None, span: Span | None) -> FlexcError:
+    return cls(message, hint=hint, span=span)
+
+
+class InternalError(Exception):
+    """A fault of flexc itself: please report it with this text."""

@@ -1,0 +1,1 @@
+"""From a user's Python function to an IR graph."""

@@ -1,0 +1,1 @@
+"""Kernel skeletons as jinja templates. Data only: `flexc.codegen.render` reads them."""
