@@ -1,0 +1,66 @@
+"""A checked attention call, as every backend receives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flexc.ir.expr import Expr
+from flexc.ir.graph import Capture, ModSource
+
+if TYPE_CHECKING:
+    import torch
+
+    from flexc.ir.blockmap import BlockMap
+
+
+
+@dataclass(frozen=True, slots=True)
+class Mods:
+    """The mods of a call as one pair of graphs over one list of captures.
+
+    `score` is None for plain scores, `mask` is None where every pair may attend. `where(c, s, -inf)` inside a
+    score_mod has been made part of `mask`.
+    """
+
+    score: Expr | None
+    mask: Expr | None
+    captures: tuple[Capture, ...]
+    sources: tuple[ModSource, ...] = ()
+
+
+PLAIN = Mods(None, None, ())
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Tensors that passed the checks, and what to compute with them.
+
+    q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv), on one device. `values` are the captured tensors and
+    numbers by slot of `mods.captures`. `block_map` is what the user gave, or None. `sinks` (Hq,).
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mods: Mods
+    values: tuple[torch.Tensor | int | float | bool, ...]
+    block_map: BlockMap | None
+    scale: float
+    sinks: torch.Tensor | None
+    return_lse: bool
+    out: torch.Tensor | None
+    allow_tf32: bool
+    options: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def score(self) -> Expr | None:
+        return self.mods.score
+
+    @property
+    def mask(self) -> Expr | None:
+        return self.mods.mask
+
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        return self.mods.captures

@@ -1,0 +1,47 @@
+"""Everything that decides which kernel an attention call needs. Lengths, strides and values are not here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexc.ir.expr import Expr
+from flexc.ir.graph import Capture
+from flexc.ir.types import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """A call, less what may change without a new kernel: lengths, batch, heads, strides, values, block maps.
+
+    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map` says whether the
+    tiles to visit come from a block map; otherwise all of them are visited.
+    """
+
+    score: Expr | None
+    mask: Expr | None
+    captures: tuple[Capture, ...]
+    head_dim: int
+    head_dim_v: int
+    q_storage: Storage
+    k_storage: Storage
+    v_storage: Storage
+    blocks_from_map: bool
+    has_sinks: bool = False
+    return_lse: bool = False
+    allow_tf32: bool = False
+    aligned: bool = True
+    """Addresses and strides of q, k, v and out are multiples of 16 bytes."""
+    positive_scale: bool = True
+    """The softmax scale is above zero: a masked score may then be scaled after it was set to -inf."""
+    long_indices: bool = False
+    """A length exceeds 2**24: differences of indices are then not exact in 32-bit floats."""
+    max_block_q: int = 256
+    """Tiles of the kernel must divide the blocks of the user's map: the largest power of two that does."""
+    max_block_kv: int = 256
+
+    def describe(self) -> str:
+        """One line for headers and lists."""
+        mods = [name for name, root in (("score_mod", self.score), ("mask_mod", self.mask)) if root is not None]
+        dims = f"D={self.head_dim}" if self.head_dim == self.head_dim_v else f"D={self.head_dim}, Dv={self.head_dim_v}"
+        kinds = sorted({s.value for s in (self.q_storage, self.k_storage, self.v_storage)})
+        return f"{' and '.join(mods) or 'plain attention'}, {dims}, {'/'.join(kinds)}"
