@@ -66,3 +66,51 @@ def _restore(cls: type[FlexcError], message: str, hint: str | None, span: Span |
 
 class InternalError(Exception):
     """A fault of flexc itself: please report it with this text."""
+
+
+class ShapeMismatch(FlexcError, ValueError):
+    """Shapes of tensors that do not fit each other."""
+
+
+class DeviceMismatch(FlexcError, ValueError):
+    """Tensors on different devices."""
+
+
+class UnsupportedDtype(FlexcError, TypeError):
+    """An element type that the call can't use, or a mix of them."""
+
+
+class UnsupportedHeadDim(FlexcError, ValueError):
+    """A head dimension outside 1 to 512."""
+
+
+class UnsupportedFeature(FlexcError, NotImplementedError):
+    """Something that a backend, or this version, does not do."""
+
+
+class UnknownOption(FlexcError, ValueError):
+    """An option or the name of a backend that does not exist, or a value it can't have."""
+
+
+class BlockMaskMismatch(FlexcError, ValueError):
+    """A block mask made for other lengths, batches or heads than the tensors have."""
+
+
+class NotDifferentiable(FlexcError, NotImplementedError):
+    """A gradient was asked for where this version has none."""
+
+
+class UnsupportedTarget(FlexcError, ValueError):
+    """A GPU generation that flexc has no kernels for."""
+
+
+class NoFeasiblePlan(FlexcError, ValueError):
+    """No tile sizes fit the target; the message lists what was tried."""
+
+
+class BackendUnavailable(FlexcError, RuntimeError):
+    """A backend that can't run here: no GPU, no driver, or a package is missing."""
+
+
+class KernelFileError(FlexcError, ValueError):
+    """A saved kernel that can't be read."""

@@ -1,0 +1,143 @@
+"""`attention`: check the arguments, trace the mods, choose a backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.check import (
+    check_block_map,
+    check_captures,
+    check_no_gradients,
+    check_out,
+    check_sinks,
+    check_tensors,
+)
+from flexc.errors import UnknownOption, UnsupportedFeature
+from flexc.resolve import resolve
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
+
+    from flexc.block_mask import BlockMask
+
+BACKENDS = ("auto", "triton", "cpu", "reference")
+_LATER = {"hopper": "the Hopper kernels", "blackwell": "the Blackwell kernels"}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | TorchBlockMask | None = None,
+    scale: float | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+    options: Mapping[str, object] | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention with the user's own mask and score functions.
+
+    Args:
+        q: (B, Hq, L, D), bf16, fp16, fp32, or fp64 on the CPU.
+        k: (B, Hkv, S, D); `Hq % Hkv == 0`. May be of a lower precision than q.
+        v: (B, Hkv, S, Dv). Any strides whose last dimension is contiguous are read in place.
+        mask_mod: `f(b, h, q_idx, kv_idx) -> bool`, True where a pair may attend. The blocks are found and cached.
+        score_mod: `f(score, b, h, q_idx, kv_idx) -> score`; score is `q . k * scale` in fp32. Masks apply after it.
+        block_mask: blocks found before, of flexc or of PyTorch. With `mask_mod` as well, both apply.
+        scale: of the scores; `1 / sqrt(D)` by default.
+        sinks: (Hq,) logits, one a head, that take part in the softmax and have no value.
+        dropout_p: must be 0 in this version.
+        return_lse: also return the natural logarithm of the sum of exponentials, (B, Hq, L) fp32.
+        deterministic: the forward always is; accepted for the backward to come.
+        k_scale, v_scale, q_scale: scales of fp8 inputs; not in this version.
+        out: (B, Hq, L, Dv), written in place of a new tensor.
+        backend: "auto" (by device), "triton" (CUDA), "cpu" (block-sparse), "reference" (dense, for tests).
+        options: overrides of the kernel's plan, e.g. `{"block_q": 64}`; see `flexc.compile(...).explain()`.
+
+    Returns:
+        out (B, Hq, L, Dv) in the dtype of q, and lse with `return_lse`. A row that may attend to no key has
+        out 0 and lse -inf (with a sink: lse = sink).
+
+    Raises:
+        FlexcError: one subclass a mistake, before anything is launched.
+    """
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
+    check_tensors(q, k, v)
+    if dropout_p != 0.0:
+        raise UnsupportedFeature(f"dropout_p is {dropout_p}; this version has no dropout", hint="pass dropout_p=0.0")
+    if k_scale is not None or v_scale is not None or q_scale is not None:
+        raise UnsupportedFeature(
+            "q_scale, k_scale and v_scale belong to fp8 inputs, which this version does not take",
+            hint="pass bf16, fp16 or fp32 tensors",
+        )
+    if sinks is not None:
+        check_sinks(sinks, q)
+    if out is not None:
+        check_out(out, q, v)
+    mods, values, block_map = resolve(score_mod, mask_mod, block_mask)
+    if block_map is not None:
+        check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)
+    if values:
+        check_captures(tuple(c.name for c in mods.captures), values, q.device)
+    call = AttentionCall(
+        q=_readable(q),
+        k=_readable(k),
+        v=_readable(v),
+        mods=mods,
+        values=values,
+        block_map=block_map,
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        sinks=sinks,
+        return_lse=return_lse,
+        out=out,
+        allow_tf32=torch.backends.cuda.matmul.allow_tf32,
+        options=tuple(sorted(options.items())) if options else (),
+    )
+    result, lse = _run(call, backend)
+    if not return_lse:
+        return result
+    if lse is None:
+        raise AssertionError("a backend returned no lse")
+    return result, lse
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself when its last dimension is contiguous, else a copy."""
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+def _run(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    device = call.q.device.type
+    if backend == "auto":
+        if device not in ("cuda", "cpu"):
+            raise UnsupportedFeature(f"there is no backend for {device} tensors", hint="move them to a GPU or the CPU")
+        backend = "triton" if device == "cuda" else "cpu"
+    if backend == "reference":
+        from flexc.reference import run
+    elif backend in ("triton", "cpu"):
+        check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
+        if backend == "triton":
+            from flexc.gpu import run
+        else:
+            from flexc.cpu import run
+    elif backend in _LATER:
+        raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
+    else:
+        raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
+    return run(call)

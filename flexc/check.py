@@ -1,0 +1,144 @@
+"""Checks of the tensors of an attention call. Nothing is launched before they have passed."""
+
+from __future__ import annotations
+
+import torch
+
+from flexc.errors import (
+    BlockMaskMismatch,
+    DeviceMismatch,
+    NotDifferentiable,
+    ShapeMismatch,
+    UnsupportedDtype,
+    UnsupportedHeadDim,
+)
+
+MAX_HEAD_DIM = 512
+_FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
+_WIDTH = {torch.float64: 8, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Ranks, dtypes, devices and shapes of q, k and v.
+
+    Raises ShapeMismatch, UnsupportedDtype, DeviceMismatch or UnsupportedHeadDim.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise UnsupportedDtype(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.is_nested:
+            raise ShapeMismatch(
+                f"{name} is a nested tensor", hint="pad it, or pack the sequences and mask with flexc.masks.document"
+            )
+        if x.dim() != 4:
+            raise ShapeMismatch(
+                f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}",
+                hint="pass (batch, heads, length, head_dim); x.unsqueeze(0) adds a batch of one",
+            )
+    _check_dtypes(q, k, v)
+    if not q.device == k.device == v.device:
+        raise DeviceMismatch(f"q, k and v are on {q.device}, {k.device} and {v.device}", hint="move them to one device")
+    _check_shapes(q, k, v)
+
+
+def _check_dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype not in _FLOATS:
+            raise UnsupportedDtype(f"{name} has dtype {x.dtype}", hint="use bfloat16, float16, float32 or float64")
+    if q.dtype == k.dtype == v.dtype:
+        return
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype and _WIDTH[x.dtype] >= _WIDTH[q.dtype]:
+            raise UnsupportedDtype(
+                f"q is {q.dtype} and {name} is {x.dtype}: k and v may only be of a lower precision than q",
+                hint=f"cast with {name}.to({q.dtype})",
+            )
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    batch, heads, _, dim = q.shape
+    kv_batch, kv_heads, kv_len, k_dim = k.shape
+    if k_dim != dim:
+        raise ShapeMismatch(f"q has head_dim {dim} and k has {k_dim}", hint="q and k need the same last dimension")
+    for name, size in (("q and k", dim), ("v", v.shape[3])):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise UnsupportedHeadDim(f"{name} have head_dim {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ShapeMismatch(
+            f"k is {tuple(k.shape)} and v is {tuple(v.shape)}",
+            hint="k and v need the same batch, heads and length; only the last dimension may differ",
+        )
+    if kv_batch != batch:
+        raise ShapeMismatch(
+            f"q has batch {batch} and k has {kv_batch}", hint=f"k.expand({batch}, -1, -1, -1) shares one without a copy"
+        )
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise ShapeMismatch(
+            f"q has {heads} heads and k has {kv_heads}", hint="the query heads must be a multiple of the kv heads"
+        )
+
+
+def check_sinks(sinks: torch.Tensor, q: torch.Tensor) -> None:
+    """`sinks` is a floating (Hq,) tensor on the device of q."""
+    if tuple(sinks.shape) != (q.shape[1],):
+        raise ShapeMismatch(
+            f"sinks has shape {tuple(sinks.shape)}; q has {q.shape[1]} heads", hint=f"pass shape ({q.shape[1]},)"
+        )
+    if not sinks.is_floating_point():
+        raise UnsupportedDtype(f"sinks has dtype {sinks.dtype}", hint="sinks are floating-point logits")
+    if sinks.device != q.device:
+        raise DeviceMismatch(f"sinks is on {sinks.device}, q on {q.device}", hint=f"sinks.to({str(q.device)!r})")
+
+
+def check_out(out: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
+    """`out` can take the result: shape (B, Hq, L, Dv), the dtype and device of q, last dimension contiguous."""
+    shape = (*q.shape[:3], v.shape[3])
+    if tuple(out.shape) != shape:
+        raise ShapeMismatch(f"out has shape {tuple(out.shape)}", hint=f"the result has shape {shape}")
+    if out.dtype != q.dtype:
+        raise UnsupportedDtype(f"out has dtype {out.dtype}", hint=f"the result has the dtype of q, {q.dtype}")
+    if out.device != q.device:
+        raise DeviceMismatch(f"out is on {out.device}, q on {q.device}", hint=f"allocate it on {q.device}")
+    if out.stride(3) != 1 and out.shape[3] > 1:
+        raise ShapeMismatch("out is not contiguous in its last dimension", hint="allocate it with torch.empty")
+
+
+def check_captures(names: tuple[str, ...], values: tuple[object, ...], device: torch.device) -> None:
+    """Captured tensors lie on the device of q; a 0-dim tensor may also lie on the CPU."""
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, torch.Tensor) or value.device == device:
+            continue
+        if value.dim() == 0 and value.device.type == "cpu":
+            continue
+        raise DeviceMismatch(
+            f"the captured tensor {name!r} is on {value.device}, q is on {device}", hint=f"{name}.to({str(device)!r})"
+        )
+
+
+def check_no_gradients(tensors: tuple[object, ...]) -> None:
+    """No input asks for a gradient while autograd records: this version computes the forward only."""
+    if not torch.is_grad_enabled():
+        return
+    for x in tensors:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise NotDifferentiable(
+                "an input requires a gradient, and this version computes the forward only",
+                hint='call it under torch.no_grad(), or pass backend="reference" (dense) to differentiate',
+            )
+
+
+def check_block_map(
+    q_len: int, kv_len: int, batch: int, heads: int, q: torch.Tensor, k: torch.Tensor
+) -> None:
+    """A block map's lengths are the tensors', its batch and heads 1 or the tensors'."""
+    if (q_len, kv_len) != (q.shape[2], k.shape[2]):
+        raise BlockMaskMismatch(
+            f"the block mask was made for lengths ({q_len}, {kv_len}), the tensors have ({q.shape[2]}, {k.shape[2]})",
+            hint="make it anew for these lengths, or pass only mask_mod and let flexc find the blocks",
+        )
+    for name, made_for, actual in (("batch", batch, q.shape[0]), ("heads", heads, q.shape[1])):
+        if made_for not in (1, actual):
+            raise BlockMaskMismatch(
+                f"the block mask has {name} {made_for}, the tensors have {actual}",
+                hint=f"make it with {actual}, or with None where the mask does not depend on it",
+            )

@@ -1,0 +1,91 @@
+"""From the mods and the block mask that a user passed to one pair of graphs with their captured values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flexc.call import PLAIN, Mods
+from flexc.ir import build
+from flexc.ir.expr import Expr
+from flexc.ir.graph import ModGraph
+from flexc.ir.ops import Op
+from flexc.lru import LRU
+
+if TYPE_CHECKING:
+    import torch
+
+    from flexc.ir.blockmap import BlockMap
+
+_resolved: LRU[tuple[int, ...], tuple[tuple[ModGraph | None, ...], Mods]] = LRU(1024)
+
+
+def resolve(
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    block_mask: Any = None,
+) -> tuple[Mods, tuple[torch.Tensor | int | float | bool, ...], BlockMap | None]:
+    """The traced and simplified mods, the values of their captures now, and the block map that was passed.
+
+    A block mask's own mask_mod applies as well, as in PyTorch.
+
+    Raises:
+        TraceError: a mod can't be traced.
+    """
+    if score_mod is None and mask_mod is None and block_mask is None:
+        return PLAIN, (), None
+    from flexc.mods import as_mask_mod, as_score_mod
+
+    block_map = None
+    traces = [
+        None if score_mod is None else as_score_mod(score_mod).trace(),
+        None if mask_mod is None else as_mask_mod(mask_mod).trace(),
+        None,
+    ]
+    if block_mask is not None:
+        from flexc.block_mask import as_block_mask
+
+        block_mask = as_block_mask(block_mask)
+        block_map = block_mask.block_map
+        if block_mask.mask_mod is not None and block_mask.mask_mod is not mask_mod:
+            traces[2] = as_mask_mod(block_mask.mask_mod).trace()
+    graphs = tuple(None if t is None else t.graph for t in traces)
+    key = tuple(id(g) for g in graphs)
+    found = _resolved.get(key)
+    if found is None:
+        found = (graphs, _combine(*graphs))  # holding the graphs keeps their ids theirs
+        _resolved.put(key, found)
+    values = tuple(value for t in traces if t is not None for value in t.values)
+    return found[1], values, block_map
+
+
+def _combine(score: ModGraph | None, *masks: ModGraph | None) -> Mods:
+    from flexc.ir.simplify import simplify
+    from flexc.ir.split import split_score
+    from flexc.ir.substitute import renumber
+
+    graphs = [g for g in (score, *masks) if g is not None]
+    captures = tuple(c for g in graphs for c in g.captures)
+    sources = tuple(g.source for g in graphs)
+    score_root: Expr | None = None
+    conditions: list[Expr] = []
+    if score is not None:
+        score_root, condition = split_score(simplify(score.root))
+        if condition is not None:
+            conditions.append(condition)
+    offset = 0 if score is None else len(score.captures)
+    for graph in masks:
+        if graph is not None:
+            conditions.append(renumber(graph.root, offset))
+            offset += len(graph.captures)
+    mask_root = build.TRUE
+    for condition in conditions:
+        mask_root = build.logic(Op.AND, mask_root, condition)
+    mask_root = simplify(mask_root)
+    score_root = None if score_root is None else simplify(score_root)
+    return Mods(
+        score=None if score_root is not None and score_root.op is Op.INPUT else score_root,
+        mask=None if mask_root is build.TRUE else mask_root,
+        captures=captures,
+        sources=sources,
+    )
