@@ -1,0 +1,1 @@
+"""The tests of flexc; `tests.mods` is the corpus, `tests.oracle` the tolerance rule."""
