@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from threading import RLock
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -14,10 +15,11 @@ Attr = bool | int | float | Input | tuple[int, int] | None
 T = TypeVar("T")
 
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+_lock = RLock()
 
 
 def _attr_key(attr: Attr) -> object:
-    """A key that keeps apart what Python calls equal: 1, True and 1.0; 0.0 and -0.0. NaN is equal to itself."""
+    """A key that keeps apart what Python calls equal: 1, True and 1.0; 0.0 and -0.0. NaN equals itself."""
     if isinstance(attr, float):
         return (float, attr.hex())
     return (type(attr), attr)
@@ -41,7 +43,10 @@ class Expr:
         key = (op, args, _attr_key(attr), dtype)
         node = _interned.get(key)
         if node is None:
-            node = _interned[key] = object.__new__(cls)
+            with _lock:  # two threads must not make two nodes of one expression
+                node = _interned.get(key)
+                if node is None:
+                    node = _interned[key] = object.__new__(cls)
         return node
 
     def __reduce__(self) -> tuple[object, ...]:

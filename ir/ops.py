@@ -3,13 +3,13 @@
 Semantics, the same on every backend:
 
 - A graph is pure. A node may be evaluated more than once, hoisted, or evaluated where the mask is false.
-- `b, h, q_idx, kv_idx` are 32-bit integers; `h` is the query head. `score` is `q . k * scale` in 32-bit floats.
+- `b, h, q_idx, kv_idx` are 32-bit integers; `h` is the query head. `score` is `q . k * scale` in fp32.
 - Integers wrap at their width. `FLOORDIV` and `MOD` floor, as in Python: `-1 // 2 == -1`, `-1 % 2 == 1`.
   The result of an integer division by zero is unspecified, but it does not fault.
 - `LOAD(slot, i, j, ...)` reads a captured tensor at full rank. A negative index counts from the end. An index
   out of range does not fault; its value is unspecified and must be masked by the user's function.
 - `DIV` is float division. `POW` is float; a negative base needs an exponent that is an integer.
-- `SHR` is arithmetic (it keeps the sign), as in Python.
+- `SHR` is arithmetic (it keeps the sign), as in Python. A shift by less than 0 or by the width is unspecified.
 - Floats follow IEEE; `MIN` and `MAX` of a NaN are unspecified. `CAST` float -> int truncates toward zero.
 - Comparisons of floats with NaN are false, except `NE`.
 - Rewrites are exact on integers and booleans; on floats they change at most the last place.
@@ -108,22 +108,21 @@ _INTEGER = {
     Op.SHL: 2,
     Op.SHR: 2,
 }
-_FLOAT = {Op.DIV: 2, Op.POW: 2} | {
-    op: 1
-    for op in (
-        Op.EXP,
-        Op.EXP2,
-        Op.LOG,
-        Op.LOG2,
-        Op.SQRT,
-        Op.RSQRT,
-        Op.TANH,
-        Op.SIGMOID,
-        Op.SIN,
-        Op.COS,
-        Op.ERF,
-        Op.FLOOR,
-    )
+_FLOAT = {
+    Op.DIV: 2,
+    Op.POW: 2,
+    Op.EXP: 1,
+    Op.EXP2: 1,
+    Op.LOG: 1,
+    Op.LOG2: 1,
+    Op.SQRT: 1,
+    Op.RSQRT: 1,
+    Op.TANH: 1,
+    Op.SIGMOID: 1,
+    Op.SIN: 1,
+    Op.COS: 1,
+    Op.ERF: 1,
+    Op.FLOOR: 1,
 }
 COMPARISONS = frozenset({Op.LT, Op.LE, Op.EQ, Op.NE})
 COMMUTATIVE = frozenset(

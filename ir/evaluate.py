@@ -1,0 +1,247 @@
+"""Evaluate a graph on arrays: numpy or torch, scalars to whole grids, with the same tables.
+
+Operands broadcast, so a graph over `q_idx[:, None]` and `kv_idx[None, :]` keeps row-only nodes row-sized.
+Nothing here warns or faults: divisions by zero and indices out of range give some value (see `ops.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flexc.errors import InternalError
+from flexc.ir.expr import Expr, topological
+from flexc.ir.ops import Input, Op
+from flexc.ir.types import DType
+
+# A numpy array or scalar, or a torch tensor: ir never imports torch, so no narrower type has a name here.
+Array: TypeAlias = Any
+# numpy or torch, the module itself.
+Namespace: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Env:
+    """What a graph is evaluated with.
+
+    `inputs` are broadcastable arrays or numbers; `values` are the captures by slot; `xp` is numpy or torch;
+    `float_dtype` is what F32 nodes are computed in: `xp.float32`, or `xp.float64` for a golden reference.
+    """
+
+    inputs: Mapping[Input, Array]
+    values: Sequence[Array]
+    xp: Namespace
+    float_dtype: Any
+
+
+def evaluate(root: Expr, env: Env) -> Array:
+    """The value of `root`: an array of the inputs' broadcast shape, or smaller where it reads less.
+
+    Integer nodes have the dtype of the inputs that they read (int32 wraps as kernels do, int64 does not).
+    Raises InternalError when `env.inputs` lacks an input that the graph reads.
+    """
+    with np.errstate(all="ignore"):
+        held: list[Array] = []
+        for node, operands, dead in _schedule(root):
+            held.append(TABLE[node.op](env, node, *(held[i] for i in operands)))
+            for i in dead:
+                held[i] = None
+        return held[-1]
+
+
+@lru_cache(maxsize=512)
+def _schedule(root: Expr) -> tuple[tuple[Expr, tuple[int, ...], tuple[int, ...]], ...]:
+    """Each node with the positions of its operands, and of the values that nobody reads after it."""
+    order = topological(root)
+    position = {node: i for i, node in enumerate(order)}
+    last_use = {position[arg]: i for i, node in enumerate(order) for arg in node.args}
+    dead: list[list[int]] = [[] for _ in order]
+    for value, user in last_use.items():
+        dead[user].append(value)
+    return tuple(
+        (node, tuple(position[arg] for arg in node.args), tuple(dead[i])) for i, node in enumerate(order)
+    )
+
+
+def dtype_of(env: Env, dtype: DType) -> Any:
+    """The array library's type for a node type."""
+    if dtype is DType.F32:
+        return env.float_dtype
+    return {DType.BOOL: env.xp.bool, DType.I32: env.xp.int32, DType.I64: env.xp.int64}[dtype]
+
+
+def _is_numpy(env: Env) -> bool:
+    return env.xp is np
+
+
+def _number(env: Env, value: Any, dtype: DType) -> Array:
+    """A 0-dim array. On torch it stays on the CPU, where it mixes with tensors of any device."""
+    target = dtype_of(env, dtype)
+    if dtype.is_integer:
+        bits = 32 if dtype is DType.I32 else 64
+        value = (int(value) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    return target(value) if _is_numpy(env) else env.xp.tensor(value, dtype=target)
+
+
+def _convert(env: Env, x: Array, dtype: Any) -> Array:
+    if _is_numpy(env):
+        return np.asarray(x).astype(dtype, copy=False)
+    return x.to(dtype)
+
+
+def _const(env: Env, node: Expr) -> Array:
+    return _number(env, node.attr, node.dtype)
+
+
+def _input(env: Env, node: Expr) -> Array:
+    assert isinstance(node.attr, Input)
+    try:
+        value = env.inputs[node.attr]
+    except KeyError:
+        raise InternalError(f"evaluate: no value for the input {node.attr.value}") from None
+    return _number(env, value, node.dtype) if isinstance(value, bool | int | float) else value
+
+
+def _scalar(env: Env, node: Expr) -> Array:
+    assert isinstance(node.attr, int)
+    value = env.values[node.attr]
+    if isinstance(value, bool | int | float):
+        return _number(env, value, node.dtype)
+    return _convert(env, value, dtype_of(env, node.dtype))
+
+
+def _size(env: Env, node: Expr) -> Array:
+    assert isinstance(node.attr, tuple)
+    slot, dimension = node.attr
+    return _number(env, int(env.values[slot].shape[dimension]), node.dtype)
+
+
+def _load(env: Env, node: Expr, *indices: Array) -> Array:
+    assert isinstance(node.attr, int)
+    source, target = env.values[node.attr], dtype_of(env, node.dtype)
+    if not indices:
+        return _convert(env, source, target)
+    if 0 in source.shape:
+        shape = np.broadcast_shapes(*(tuple(i.shape) for i in indices))
+        return _zeros(env, shape, target, source)
+    wrapped = tuple(_wrap(env, i, n) for i, n in zip(indices, source.shape, strict=True))
+    if _is_numpy(env):
+        return np.asarray(source)[wrapped].astype(target, copy=False)
+    if source.dtype.itemsize == 1 and source.dtype.is_floating_point:  # torch cannot gather 8-bit floats
+        return source.view(env.xp.uint8)[wrapped].view(source.dtype).to(target)
+    return source[wrapped].to(target)
+
+
+def _zeros(env: Env, shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    return np.zeros(shape, dtype) if _is_numpy(env) else env.xp.zeros(shape, dtype=dtype, device=like.device)
+
+
+def _wrap(env: Env, index: Array, length: int) -> Array:
+    """A valid position: negative indices count from the end, what is still outside is clamped."""
+    index = _convert(env, index, env.xp.int64)
+    index = env.xp.where(index < 0, index + length, index)
+    return index.clip(0, length - 1)
+
+
+def _cast(env: Env, node: Expr, x: Array) -> Array:
+    return _convert(env, x, dtype_of(env, node.dtype))
+
+
+def _safe_divisor(env: Env, divisor: Array) -> Array:
+    """1 in place of the divisors that may fault: 0, and -1 (the least integer by it overflows)."""
+    return env.xp.where((divisor == 0) | (divisor == -1), env.xp.ones_like(divisor), divisor)
+
+
+def _floordiv(env: Env, node: Expr, a: Array, b: Array) -> Array:
+    divisor = node.args[1]
+    if divisor.op is Op.CONST and divisor.attr not in (0, -1):
+        return a // b
+    return env.xp.where(b == -1, -a, a // _safe_divisor(env, b))
+
+
+def _mod(env: Env, node: Expr, a: Array, b: Array) -> Array:
+    divisor = node.args[1]
+    if divisor.op is not Op.CONST or divisor.attr in (0, -1):
+        b = _safe_divisor(env, b)
+    if _is_numpy(env) and np.ndim(b) == 0:
+        return a - a // b * b  # numpy divides by a scalar several times faster than it takes remainders
+    return a % b
+
+
+def _rsqrt(env: Env, node: Expr, x: Array) -> Array:
+    return _number(env, 1.0, DType.F32) / np.sqrt(x) if _is_numpy(env) else env.xp.rsqrt(x)
+
+
+def _sigmoid(env: Env, node: Expr, x: Array) -> Array:
+    return 1 / (1 + np.exp(-x)) if _is_numpy(env) else env.xp.sigmoid(x)
+
+
+_numpy_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(env: Env, node: Expr, x: Array) -> Array:
+    if _is_numpy(env):  # numpy has none; exact and slow
+        return np.asarray(_numpy_erf(x)).astype(env.float_dtype)
+    return env.xp.special.erf(x)
+
+
+def _namesake(name: str) -> Callable[..., Array]:
+    """The function that numpy and torch both call `name`."""
+
+    def apply(env: Env, node: Expr, *args: Array) -> Array:
+        return getattr(env.xp, name)(*args)
+
+    return apply
+
+
+TABLE: dict[Op, Callable[..., Array]] = {
+    Op.CONST: _const,
+    Op.INPUT: _input,
+    Op.SCALAR: _scalar,
+    Op.SIZE: _size,
+    Op.LOAD: _load,
+    Op.ADD: lambda env, node, a, b: a + b,
+    Op.SUB: lambda env, node, a, b: a - b,
+    Op.MUL: lambda env, node, a, b: a * b,
+    Op.NEG: lambda env, node, x: -x,
+    Op.ABS: _namesake("abs"),
+    Op.MIN: _namesake("minimum"),
+    Op.MAX: _namesake("maximum"),
+    Op.SIGN: _namesake("sign"),
+    Op.FLOORDIV: _floordiv,
+    Op.MOD: _mod,
+    Op.BIT_AND: lambda env, node, a, b: a & b,
+    Op.BIT_OR: lambda env, node, a, b: a | b,
+    Op.BIT_XOR: lambda env, node, a, b: a ^ b,
+    Op.BIT_NOT: lambda env, node, x: ~x,
+    Op.SHL: lambda env, node, a, b: a << b,
+    Op.SHR: lambda env, node, a, b: a >> b,
+    Op.DIV: lambda env, node, a, b: a / b,
+    Op.POW: lambda env, node, a, b: a**b,
+    Op.EXP: _namesake("exp"),
+    Op.EXP2: _namesake("exp2"),
+    Op.LOG: _namesake("log"),
+    Op.LOG2: _namesake("log2"),
+    Op.SQRT: _namesake("sqrt"),
+    Op.RSQRT: _rsqrt,
+    Op.TANH: _namesake("tanh"),
+    Op.SIGMOID: _sigmoid,
+    Op.SIN: _namesake("sin"),
+    Op.COS: _namesake("cos"),
+    Op.ERF: _erf,
+    Op.FLOOR: _namesake("floor"),
+    Op.LT: lambda env, node, a, b: a < b,
+    Op.LE: lambda env, node, a, b: a <= b,
+    Op.EQ: lambda env, node, a, b: a == b,
+    Op.NE: lambda env, node, a, b: a != b,
+    Op.AND: _namesake("logical_and"),
+    Op.OR: _namesake("logical_or"),
+    Op.NOT: _namesake("logical_not"),
+    Op.WHERE: _namesake("where"),
+    Op.CAST: _cast,
+}
