@@ -9,7 +9,7 @@ Semantics, the same on every backend:
 - `LOAD(slot, i, j, ...)` reads a captured tensor at full rank. A negative index counts from the end. An index
   out of range does not fault; its value is unspecified and must be masked by the user's function.
 - `DIV` is float division. `POW` is float; a negative base needs an exponent that is an integer.
-- `SHR` is arithmetic (it keeps the sign), as in Python. A shift by less than 0 or by the width is unspecified.
+- `SHR` is arithmetic (it keeps the sign), as in Python. Shifts outside 0 to the width are unspecified.
 - Floats follow IEEE; `MIN` and `MAX` of a NaN are unspecified. `CAST` float -> int truncates toward zero.
 - Comparisons of floats with NaN are false, except `NE`.
 - Rewrites are exact on integers and booleans; on floats they change at most the last place.

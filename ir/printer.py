@@ -14,9 +14,8 @@ from flexc.ir.ops import COMPARISONS, INFO, Input, Op
 from flexc.ir.types import DType
 
 # How tightly each form binds, loosest first.
-_OR, _AND, _NOT, _COMPARE, _BIT_OR, _BIT_XOR, _BIT_AND, _SHIFT, _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(
-    13
-)
+_OR, _AND, _NOT, _COMPARE, _BIT_OR, _BIT_XOR, _BIT_AND = range(7)
+_SHIFT, _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(7, 13)
 _INFIX = {
     Op.OR: ("or", _OR),
     Op.AND: ("and", _AND),
@@ -97,8 +96,8 @@ def _implied_dtype(node: Expr) -> DType | None:
 def digest(*parts: object) -> str:
     """The hex SHA-256 of a stable text of `parts`: the same in every process and on every machine.
 
-    Takes expressions, enums, dataclasses, numbers, strings, bytes, None, and tuples, lists, sets and mappings of
-    these. Raises InternalError on anything else, whose text might hold an address.
+    Takes expressions, enums, dataclasses, numbers, strings, bytes, None, and tuples, lists, sets and mappings
+    of these. Raises InternalError on anything else, whose text might hold an address.
     """
     return hashlib.sha256(_stable(parts).encode()).hexdigest()
 
@@ -128,8 +127,8 @@ def _stable(part: object) -> str:
 def to_formula(root: Expr, names: Sequence[str]) -> str:
     """`root` as mathematics in Python's notation, with the captures called by `names` (by slot).
 
-    For people, not injective: conversions between number types are left out, and comparisons turned so that what
-    varies most stands on the left: `q_idx >= kv_idx and q_idx - kv_idx < window`.
+    For people, not injective: conversions between number types are left out, and comparisons turned so that
+    what varies most stands on the left: `q_idx >= kv_idx and q_idx - kv_idx < window`.
     """
 
     def visit(node: Expr, args: tuple[tuple[str, int], ...]) -> tuple[str, int]:

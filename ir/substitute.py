@@ -10,7 +10,7 @@ from flexc.ir.ops import Input, Op
 
 
 def substitute(root: Expr, table: Mapping[Input, Expr]) -> Expr:
-    """`root` with every input that is in `table` replaced, all at once; replacements are cast to the input's type.
+    """`root` with the inputs in `table` replaced, all at once; replacements are cast to the input's type.
 
     Example: `{Input.Q_IDX: add(load(perm, q_idx), offset)}` makes a mask see reordered queries.
     """

@@ -22,7 +22,7 @@ def verify(graph: ModGraph) -> None:
     ]
     if graph.root.dtype is not _ROOT[graph.kind]:
         problems.append(
-            f"the root of a {graph.kind.value} must be {_ROOT[graph.kind].value}, not {graph.root.dtype.value}"
+            f"a {graph.kind.value} returns {_ROOT[graph.kind].value}, not {graph.root.dtype.value}"
         )
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
