@@ -114,3 +114,79 @@ class BackendUnavailable(FlexcError, RuntimeError):
 
 class KernelFileError(FlexcError, ValueError):
     """A saved kernel that can't be read."""
+
+
+class ModFileError(FlexcError, ValueError):
+    """`FILE.py:NAME` names no file, no object in it, or something that is no mask or score function."""
+
+
+class MissingPackage(FlexcError, ImportError):
+    """An optional package that this function needs is not installed."""
+
+
+class TraceError(FlexcError):
+    """A mod could not be traced. Base class; `span` is the user's line and columns."""
+
+
+class BranchOnTracedValue(TraceError, TypeError):
+    """Python control flow (`if`, `and`, `or`, `not`, `in`, `min`, `while`) asked a traced value for its truth."""
+
+
+class ConvertTracedValue(TraceError, TypeError):
+    """A traced value was turned into a Python number, index or array: `int(q_idx)`, `.item()`, `range(q_idx)`."""
+
+
+class DataDependentValue(TraceError, TypeError):
+    """A captured tensor's contents were turned into a Python value during tracing: `.item()`, `if flag:`."""
+
+
+class UnsupportedOperation(TraceError, NotImplementedError):
+    """An operation, or a form of it, that mods cannot hold."""
+
+
+class WrongArity(TraceError, TypeError):
+    """A function does not take the arguments that a mod of its kind is called with."""
+
+
+class WrongReturnType(TraceError, TypeError):
+    """A mask_mod did not return one boolean, or a score_mod one number."""
+
+
+class IndexRankMismatch(TraceError, IndexError):
+    """A captured tensor was indexed with more indices than it has dimensions, or a constant out of range."""
+
+
+class WrongIndexType(TraceError, TypeError):
+    """A captured tensor was indexed by something else than integers."""
+
+
+class ShapesDoNotBroadcast(TraceError, ValueError):
+    """Two tensors in a mod have shapes that do not go together."""
+
+
+class ReductionTooLong(TraceError, ValueError):
+    """A sum, any, all, ... over more elements than are unrolled."""
+
+
+class MutationInMod(TraceError, TypeError):
+    """A mod changes something that outlives the call: a captured tensor, list or object, a global name."""
+
+
+class UnsupportedCapture(TraceError, TypeError):
+    """A mod reads something from outside that has no form in a kernel: a complex or sparse tensor, a huge integer."""
+
+
+class MaskTruthValue(FlexcError, TypeError):
+    """`bool(mask)`: `and`, `or`, `not` were used on masks in place of `&`, `|`, `~`."""
+
+
+class NotAMod(FlexcError, TypeError):
+    """Something that is no function, or a mod of the other kind, was given as a mask_mod or score_mod."""
+
+
+class InvalidBlockMask(FlexcError, ValueError):
+    """Lists of blocks, lengths or block sizes that no block mask can have."""
+
+
+class SlicedBlockMask(FlexcError, RuntimeError):
+    """The mask_mod of a sliced block mask, which does not know by how much its indices have moved."""

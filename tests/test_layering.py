@@ -27,7 +27,7 @@ HOME = {
     "rich": ("flexc/cli/",),
     "sympy": (),
     "torch": ("frontend/", "flexc/"),
-    "triton": ("flexc/compile.py",),
+    "triton": ("flexc/compiler.py",),
     "typer": ("flexc/cli/",),
 }
 

@@ -19,6 +19,7 @@ PUBLIC = {
     "BlockMask",
     "FlexcError",
     "InternalError",
+    "Kernel",
     "MaskMod",
     "ScoreMod",
     "__version__",
@@ -73,9 +74,22 @@ def test_ready_made_mods() -> None:
         assert not missing, f"{module.__name__} lacks, or does not document: {missing}"
 
 
+def test_functions_stay_functions_when_modules_are_imported() -> None:
+    """A sub-module bound on the package, such as one called `compile`, would hide a function of that name."""
+    code = (
+        "import importlib, pkgutil, flexc\n"
+        "for module in pkgutil.walk_packages(flexc.__path__, 'flexc.'):\n"
+        "    if module.name.split('.')[1] not in ('__main__', 'tests', 'examples', 'flexc'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print([name for name in flexc.__all__ if type(getattr(flexc, name)).__name__ == 'module'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['masks', 'scores']"
+
+
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match="flash"):
-        _ = flexc.flash  # type: ignore[attr-defined]
+        _ = flexc.flash
 
 
 def test_import_is_light() -> None:

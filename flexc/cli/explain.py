@@ -1,0 +1,40 @@
+"""`flexc explain`."""
+
+from __future__ import annotations
+
+from flexc.cli.options import Batch, BlockSize, Dtype, DtypeOption, Head, HeadDim, KvLen, Mod, QLen, Target
+from flexc.cli.show import show_text
+from flexc.explain import explain_mask, explain_score
+from flexc.modfile import load_one
+
+
+def explain(
+    mod: Mod,
+    q_len: QLen = 4096,
+    kv_len: KvLen = 4096,
+    b: Batch = 0,
+    h: Head = 0,
+    block_size: BlockSize = 128,
+    target: Target = "sm90",
+    head_dim: HeadDim = 128,
+    dtype: DtypeOption = Dtype.BF16,
+) -> None:
+    """The traced formula, the tiles at these lengths, and every decision about the kernel with its reason."""
+    from flexc import compile as compile_kernel
+
+    named = load_one(mod)
+    parts = []
+    if named.mask is not None:
+        parts.append(explain_mask(named.mask, q_len, kv_len, b=b, h=h, block_size=block_size))
+    if named.score is not None:
+        parts.append(explain_score(named.score))
+    kernel = compile_kernel(
+        mask_mod=named.mask,
+        score_mod=named.score,
+        head_dim=head_dim,
+        dtype=dtype.torch,
+        target=target,
+        backward=False,
+    )
+    parts.append(kernel.explain())
+    show_text("\n\n".join(parts))

@@ -1,0 +1,76 @@
+"""`flexc precompile`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flexc.cli.options import split_dtypes, split_list, split_numbers
+from flexc.cli.show import console, errors
+from flexc.codegen.target import target_named
+from flexc.precompile import Job, Made, plan_jobs, write_manifest
+from flexc.precompile import precompile as compile_all
+
+
+def precompile(
+    mods: Annotated[
+        list[str], typer.Argument(metavar="FILE.py[:NAME]...", help="All decorated mods, or one.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")],
+    targets: Annotated[str, typer.Option(help="GPU generations, separated by commas.")] = "sm80,sm90,sm100",
+    head_dims: Annotated[str, typer.Option(help="Head dimensions, separated by commas.")] = "64,128",
+    dtypes: Annotated[str, typer.Option(help="bf16, fp16, fp32, separated by commas.")] = "bf16",
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes. [default: one a core]")
+    ] = None,
+) -> None:
+    """Compile kernels in parallel, for GPUs that need not be here: sources, machine code, manifest.json."""
+    wanted = [target_named(name).name for name in split_list(targets, "--targets")]
+    planned = plan_jobs(
+        mods,
+        wanted,
+        split_numbers(head_dims, "--head-dims"),
+        [dtype.value for dtype in split_dtypes(dtypes, "--dtypes")],
+    )
+    made = _with_progress(planned, output, jobs or os.cpu_count() or 1)
+    manifest = write_manifest(made, output)
+    console.print(_table(made))
+    console.print(f"wrote {manifest}", markup=False, highlight=False, soft_wrap=True)
+    failed = [each for each in made if each.error is not None]
+    for each in failed:
+        errors.print(f"[bold red]{escape(each.job.folder)}:[/] {escape(each.error or '')}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _with_progress(planned: Sequence[Job], output: Path, workers: int) -> list[Made]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    made = []
+    with Progress(*columns, console=errors) as progress:
+        task = progress.add_task("compiling", total=len(planned))
+        for each in compile_all(planned, output, workers=workers):
+            made.append(each)
+            progress.update(task, advance=1, description=each.job.folder)
+    return made
+
+
+def _table(made: Sequence[Made]) -> Table:
+    table = Table()
+    for heading in ("kernel", "target", "D", "dtype", "registers", "spills", "shared memory", "seconds"):
+        table.add_column(heading, justify="left" if heading in ("kernel", "target", "dtype") else "right")
+    for each in sorted(made, key=lambda one: one.job.folder):
+        job = each.job
+        common = (job.name, job.target, str(job.head_dim), job.dtype)
+        for facts in each.resources.values():
+            numbers = (str(facts["registers"]), str(facts["spills"]), f"{facts['shared']:,}")
+            table.add_row(*common, *numbers, f"{each.seconds:.1f}")
+        if each.error is not None:
+            table.add_row(*common, "[red]failed[/]", "", "", f"{each.seconds:.1f}")
+    return table

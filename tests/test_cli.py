@@ -1,0 +1,213 @@
+"""The command line: each command's output and exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import flexc
+from flexc.cli import main
+
+MODS = """
+import torch
+import flexc
+
+SLOPES = torch.ones(8)
+
+@flexc.mask_mod
+def window(b, h, q_idx, kv_idx):
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 100)
+
+@flexc.score_mod
+def alibi(score, b, h, q_idx, kv_idx):
+    return score + SLOPES[h] * (kv_idx - q_idx)
+
+def branches(b, h, q_idx, kv_idx):
+    if q_idx > kv_idx:
+        return True
+    return False
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_(*arguments: object) -> Result:
+        monkeypatch.setattr("sys.argv", ["flexc", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        code = exit_.value.code
+        return Result(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run_
+
+
+@pytest.fixture
+def mods(tmp_path: Path) -> Path:
+    path = tmp_path / "mods.py"
+    path.write_text(MODS)
+    return path
+
+
+COMMANDS = ("inspect", "explain", "precompile", "plot", "bench", "cache", "doctor")
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert result == Result(0, f"flexc {flexc.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    assert "Usage:" in result.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [("frobnicate",), ("inspect",), ("plot", "f.py:x", "--q-len", "-3"), ("cache", "burn")]
+)
+def test_usage_errors_exit_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).code == 2
+
+
+def test_errors_of_the_user_exit_with_1(run: Run, mods: Path) -> None:
+    result = run("inspect", f"{mods}:windo", "--stage", "trace")
+    assert result.code == 1
+    assert result.out == ""
+    assert "did you mean window?" in result.err
+
+
+def test_a_mistake_in_a_mod_shows_its_line(run: Run, mods: Path) -> None:
+    result = run("explain", f"{mods}:branches")
+    assert result.code == 1
+    assert "mods.py:16" in result.err
+    assert "^^^^" in result.err
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("trace", "# mask_mod"),
+        ("ir", "# mask"),
+        ("blocks", "one character"),
+        ("plan", "target sm90"),
+        ("source", "import triton"),
+        ("ttgir", "ttg.num-warps"),
+        ("ptx", ".target sm_90"),
+    ],
+)
+def test_inspect(run: Run, mods: Path, stage: str, expected: str) -> None:
+    result = run("inspect", f"{mods}:window", "--stage", stage, "--head-dim", 64)
+    assert result.code == 0, result.err
+    assert expected in result.out
+
+
+def test_inspect_prints_what_runs(run: Run, mods: Path) -> None:
+    result = run("inspect", f"{mods}:window+alibi", "--head-dim", 64, "--target", "sm80")
+    assert result.code == 0, result.err
+    compile(result.out, "generated.py", "exec")
+    assert "SLOPES" in result.out
+
+
+def test_inspect_unknown_target(run: Run, mods: Path) -> None:
+    result = run("inspect", f"{mods}:window", "--target", "sm12")
+    assert result.code == 1
+    assert "sm90" in result.err
+
+
+def test_explain(run: Run, mods: Path) -> None:
+    result = run("explain", f"{mods}:window+alibi", "--q-len", 1000, "--kv-len", 1000)
+    assert result.code == 0, result.err
+    for expected in ("q_idx - kv_idx < 100", "tiles", "SLOPES[h]", "target sm90"):
+        assert expected in result.out
+
+
+def test_plot(run: Run, mods: Path, tmp_path: Path) -> None:
+    for extra in ((), ("--blocks",)):
+        result = run("plot", f"{mods}:window", "-o", tmp_path / "mask.png", *extra)
+        assert result.code == 0, result.err
+        assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
+    assert run("plot", f"{mods}:alibi").code == 1
+    assert run("plot", f"{mods}:window", "-o", tmp_path / "mask.nonsense").code == 2
+
+
+def test_precompile(run: Run, mods: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    result = run("precompile", mods, "--targets", "sm80,sm90", "--head-dims", 64, "-o", folder, "-j", 2)
+    assert result.code == 0, result.err
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["flexc"] == flexc.__version__
+    assert [(k["name"], k["target"]) for k in manifest["kernels"]] == [
+        ("alibi", "sm80"),
+        ("alibi", "sm90"),
+        ("window", "sm80"),
+        ("window", "sm90"),
+    ]
+    for entry in manifest["kernels"]:
+        assert entry["error"] is None
+        assert entry["resources"]
+        assert all((folder / name).is_file() for name in entry["files"])
+        assert flexc.load(folder / entry["folder"]).source
+
+
+def test_precompile_reports_what_failed(run: Run, mods: Path, tmp_path: Path) -> None:
+    result = run("precompile", f"{mods}:branches", "--targets", "sm80", "--head-dims", 64, "-o", tmp_path)
+    assert result.code == 1
+    assert "branches" in result.err
+    (entry,) = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    assert "BranchOnTracedValue" in entry["error"]
+
+
+@pytest.mark.parametrize("option", [("--head-dims", "64,x"), ("--dtypes", "int8"), ("--targets", ",")])
+def test_precompile_usage(run: Run, mods: Path, tmp_path: Path, option: tuple[str, str]) -> None:
+    assert run("precompile", mods, "-o", tmp_path, *option).code == 2
+
+
+def test_doctor(run: Run) -> None:
+    result = run("doctor")
+    assert result.code == 0
+    for expected in ("torch", "triton", "backends", "cpu", "cache"):
+        assert expected in result.out
+    found = json.loads(run("doctor", "--json").out)
+    assert {"section": "backends", "name": "cpu", "state": "yes"}.items() <= {
+        k: v for each in found if each["name"] == "cpu" for k, v in each.items()
+    }.items()
+
+
+def test_bench(run: Run, mods: Path) -> None:
+    sizes = ("--lengths", 128, "--head-dims", 32, "--hidden", 64, "--dtype", "fp32", "--rounds", 3)
+    result = run("bench", "--cases", "none,causal", *sizes, "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert [cell["case"] for cell in report["cells"]] == ["none", "causal"]
+    for cell in report["cells"]:
+        own = cell["entries"][0]
+        assert own["peer"] == "flexc"
+        assert own["error"] <= 2 * cell["plain_error"] + 1e-6
+        assert own["timing"]["median_ms"] > 0
+    table = run("bench", f"{mods}:window", *sizes)
+    assert table.code == 0, table.err
+    assert "window" in table.out
+    assert run("bench", "--cases", "nonsense", *sizes).code == 1
+
+
+def test_cache(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+    assert str(tmp_path) in run("cache", "path").out
+    assert run("cache").code == 0
+    assert run("cache", "clear").code == 0

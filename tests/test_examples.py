@@ -1,0 +1,63 @@
+"""Every example runs, checks itself, and stays short enough to read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py")
+LONGEST = 60
+
+
+def test_the_listed_examples_exist() -> None:
+    assert {path.stem for path in EXAMPLES} >= {
+        "alibi",
+        "causal",
+        "inspect_kernel",
+        "neighbourhood",
+        "packed_documents",
+        "paged_indices",
+        "precompile",
+        "prefix_lm",
+        "sliding_window",
+        "softcap",
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+    assert capsys.readouterr().out
+
+
+def test_demo(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "examples" / "demo.py", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pictures = {path.name for path in tmp_path.glob("*.png")}
+    assert pictures == {
+        f"{name}{ending}.png"
+        for name in ("sliding_window", "packed_documents", "neighbourhood")
+        for ending in ("", "-tiles")
+    }
+    manifest = json.loads((tmp_path / "kernels" / "manifest.json").read_text())
+    assert len(manifest["kernels"]) == 9
+    assert all(facts["spills"] == 0 for k in manifest["kernels"] for facts in k["resources"].values())
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

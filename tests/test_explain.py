@@ -1,0 +1,75 @@
+"""`explain`: what is said of masks and score functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import flexc
+from flexc.explain import draw_tiles, explain_score
+from flexc.plane import plane
+
+WINDOW = 1024
+
+
+@flexc.mask_mod
+def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < WINDOW)
+
+
+def test_mask() -> None:
+    text = window.explain(4096, 4096)
+    assert text.startswith("window  (")
+    assert "q_idx >= kv_idx and q_idx - kv_idx < WINDOW" in text
+    assert "WINDOW = 1024" in text
+    assert "the same for every batch and head" in text
+    assert "1,024 of 128 x 128 over 4,096 x 4,096" in text
+    empty, partial, full = window.block_mask(1, 1, 4096, 4096, device="cpu").block_map.counts()
+    for count, meaning in ((empty, "empty: skipped"), (partial, "partial:"), (full, "full:")):
+        assert any(f"{count:,} " in line and meaning in line for line in text.splitlines())
+    assert "1,024 by interval analysis" in text
+
+
+def test_mask_that_reads_everything() -> None:
+    table = torch.ones(2, 3, 64, dtype=torch.bool)
+
+    def data(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return table[b, h, kv_idx]
+
+    text = flexc.mask_mod(data).explain(64, 64)
+    assert "table: bool tensor (2, 3, 64)" in text
+    assert "table[b, h, kv_idx]" in text
+    assert "once a column" in text
+    assert "the same for every" not in text
+
+
+def test_mask_that_allows_all() -> None:
+    text = flexc.mask_mod(flexc.noop_mask).explain(100, 100)
+    assert "nothing: the same everywhere" in text
+
+
+def test_score() -> None:
+    slopes = torch.ones(8)
+
+    def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        biased = score + slopes[h] * (kv_idx - q_idx)
+        return torch.where(q_idx >= kv_idx, biased, float("-inf"))
+
+    text = explain_score(alibi)
+    assert "slopes: float32 tensor (8,)" in text
+    assert "mask" in text
+    assert "q_idx >= kv_idx" in text
+    assert "once a head   slopes[h]" in text
+
+
+def test_tiles_as_text() -> None:
+    drawn = draw_tiles(plane(flexc.masks.causal, 64, 64).block_map(16, 16)).splitlines()
+    assert drawn[:4] == ["▒···", "█▒··", "██▒·", "███▒"]
+    assert drawn[4].startswith("one character: 16 x 16 pairs")
+
+
+def test_many_tiles_as_text_stay_on_one_screen() -> None:
+    drawn = draw_tiles(plane(flexc.masks.causal, 8192, 8192).block_map(64, 64), columns=32).splitlines()
+    assert len(drawn) == 33
+    assert drawn[0] == "▒" + "·" * 31
