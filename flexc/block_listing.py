@@ -1,0 +1,194 @@
+"""A block mask as PyTorch shows it: lists of blocks as tensors, and text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from flexc.block_lists import Array, BlockLists, dense_kinds, rank_tiles, to_lists, visited_blocks
+from flexc.ir.blockmap import BlockMap, TileKind
+from flexc.mask_functions import MaskFunction
+
+_SHADES = (" ", "░", "█")
+
+
+class BlockListing:
+    """What `BlockMask` shows of its run-length map. Tensors are made on first use and kept.
+
+    A full tile that hangs over the q length is listed as partial, as PyTorch counts it; the map keeps it
+    full.
+    """
+
+    seq_lengths: tuple[int, int]
+    BLOCK_SIZE: tuple[int, int]
+    mask_mod: MaskFunction
+    dq_kv_order: torch.Tensor | None
+    dq_kv_order_spt: bool | None
+
+    def __init__(
+        self, block_map: BlockMap, shape: tuple[int, int], mask_mod: MaskFunction, device: torch.device
+    ) -> None:
+        self._map = block_map
+        self._refitted: BlockMap | None = None
+        self._shape = shape
+        self._device = device
+        self._separate_full = True
+        self._has_q = True
+        self._lists: dict[tuple[bool, bool], BlockLists] = {}
+        self._write_orders: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+        self.mask_mod = mask_mod
+        self.seq_lengths = (block_map.q_len, block_map.kv_len)
+        self.BLOCK_SIZE = (block_map.block_q, block_map.block_kv)
+        self.dq_kv_order = None
+        self.dq_kv_order_spt = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, q length, kv length)."""
+        return (*self._shape, *self.seq_lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are made."""
+        return self._device
+
+    @property
+    def kv_num_blocks(self) -> torch.Tensor:
+        """How many partial blocks each query block has: (B, H, q blocks) int32."""
+        return self._listed(full=False, by_query=True).counts
+
+    @property
+    def kv_indices(self) -> torch.Tensor:
+        """Which they are: (B, H, q blocks, kv blocks) int32, ascending; after them the others."""
+        return self._listed(full=False, by_query=True).indices
+
+    @property
+    def full_kv_num_blocks(self) -> torch.Tensor | None:
+        """As `kv_num_blocks`, of full blocks; None where they are not listed apart."""
+        return self._listed(full=True, by_query=True).counts if self._separate_full else None
+
+    @property
+    def full_kv_indices(self) -> torch.Tensor | None:
+        """As `kv_indices`, of full blocks; None where they are not listed apart."""
+        return self._listed(full=True, by_query=True).indices if self._separate_full else None
+
+    @property
+    def q_num_blocks(self) -> torch.Tensor | None:
+        """How many partial blocks each key block has: (B, H, kv blocks) int32; None where not wanted."""
+        return self._listed(full=False, by_query=False).counts if self._has_q else None
+
+    @property
+    def q_indices(self) -> torch.Tensor | None:
+        """Which they are: (B, H, kv blocks, q blocks) int32; None where not wanted."""
+        return self._listed(full=False, by_query=False).indices if self._has_q else None
+
+    @property
+    def full_q_num_blocks(self) -> torch.Tensor | None:
+        """As `q_num_blocks`, of full blocks; None where they are not listed apart."""
+        wanted = self._has_q and self._separate_full
+        return self._listed(full=True, by_query=False).counts if wanted else None
+
+    @property
+    def full_q_indices(self) -> torch.Tensor | None:
+        """As `q_indices`, of full blocks; None where they are not listed apart."""
+        wanted = self._has_q and self._separate_full
+        return self._listed(full=True, by_query=False).indices if wanted else None
+
+    @property
+    def dq_write_order(self) -> torch.Tensor | None:
+        """Ranks of the partial blocks, for PyTorch's deterministic FLASH backward; None where not wanted."""
+        return self._write_orders[0]
+
+    @property
+    def dq_write_order_full(self) -> torch.Tensor | None:
+        """As `dq_write_order`, of full blocks."""
+        return self._write_orders[1]
+
+    def rank_writes(self, descending: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`dq_write_order` and `dq_write_order_full` for an ascending or descending order of kv blocks."""
+        ranks = torch.from_numpy(rank_tiles(self._kinds() != TileKind.EMPTY, descending)).transpose(-2, -1)
+        orders = [
+            ranks.gather(-1, self._listed(full=full, by_query=False).indices.cpu().long()).to(self._device)
+            for full in ((False, True) if self._separate_full else (False,))
+        ]
+        return orders[0], orders[1] if self._separate_full else None
+
+    def numel(self) -> int:
+        """The number of pairs, seen or not."""
+        return math.prod(self.shape)
+
+    def sparsity(self) -> float:
+        """The percentage of pairs in blocks that are not visited (below 0: blocks over the lengths)."""
+        total = self.numel()
+        if total == 0:
+            return 0.0
+        shared = math.prod(self._shape) // (self._map.batch * self._map.heads)
+        visited = visited_blocks(self._map) * shared * self.BLOCK_SIZE[0] * self.BLOCK_SIZE[1]
+        return 100 * (1 - visited / total)
+
+    def to_dense(self) -> torch.Tensor:
+        """Which blocks are visited: (B, H, q blocks, kv blocks) int32 of 0 and 1."""
+        return torch.from_numpy((self._kinds() != TileKind.EMPTY).astype(np.int32)).to(self._device)
+
+    def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
+        """The blocks as pictures of at most `grid_size` cells (-1: all), of the first `limit` heads."""
+        pictures: list[str] = []
+        for position in np.ndindex(*self._shape):
+            if len(pictures) == limit:
+                pictures += [
+                    "...",
+                    "To print out more, set BlockMask.to_string(limit=N)",
+                    "You can also index (BlockMask[batch, head]) to choose a specific batch or head",
+                ]
+                break
+            b, h = (min(i, n - 1) for i, n in zip(position, (self._map.batch, self._map.heads), strict=True))
+            listed = self._map.kinds(b, h) != TileKind.EMPTY
+            pictures.append(f"{tuple(map(int, position))}\n{_draw(listed, grid_size)}")
+        return "\n".join(pictures)
+
+    def __str__(self) -> str:
+        return (
+            f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%, \n{self.to_string().strip()}\n)"
+        )
+
+    def __repr__(self) -> str:
+        empty, partial, full = self._map.counts()
+        name = getattr(self.mask_mod, "__name__", self.mask_mod)
+        return (
+            f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, sparsity={self.sparsity():.2f}%, "
+            f"blocks={empty} empty + {partial} partial + {full} full, mask_mod={name})"
+        )
+
+    def _kinds(self) -> Array:
+        """The kind of every tile as it is listed: (B, H, q blocks, kv blocks)."""
+        kinds = dense_kinds(self._map)
+        if not self._separate_full:
+            kinds = np.minimum(kinds, TileKind.PARTIAL)
+        elif self._map.q_len % self._map.block_q:
+            kinds[:, :, -1] = np.minimum(kinds[:, :, -1], TileKind.PARTIAL)
+        return np.broadcast_to(kinds, (*self._shape, *kinds.shape[2:]))
+
+    def _listed(self, *, full: bool, by_query: bool) -> BlockLists:
+        lists = self._lists.get((full, by_query))
+        if lists is None:
+            listed = self._kinds() == (TileKind.FULL if full else TileKind.PARTIAL)
+            made = to_lists(np.ascontiguousarray(listed if by_query else listed.swapaxes(-2, -1)))
+            lists = BlockLists(made.counts.to(self._device), made.indices.to(self._device))
+            self._lists[full, by_query] = lists
+        return lists
+
+
+def _draw(listed: Array, grid_size: int | tuple[int, int]) -> str:
+    """Cells of two characters: nothing, some or all of their blocks are visited."""
+    rows, columns = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+    row_step, column_step = max(1, -(-listed.shape[0] // rows)), max(1, -(-listed.shape[1] // columns))
+    lines = []
+    for r in range(0, listed.shape[0], row_step):
+        line = ""
+        for c in range(0, listed.shape[1], column_step):
+            cell = listed[r : r + row_step, c : c + column_step]
+            line += _SHADES[int(cell.any()) + int(cell.all())] * 2
+        lines.append(line + "\n")
+    return "".join(lines)

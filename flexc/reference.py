@@ -1,0 +1,128 @@
+"""Dense attention by the definition: the oracle of every other backend. Plain PyTorch, so autograd works.
+
+Scores `q . k * scale`, then the score_mod, then the mask, then the softmax with the sinks; all of (L, S) is
+held.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.ir.blockmap import BlockMap, TileKind
+from flexc.ir.evaluate import Env, evaluate
+from flexc.ir.expr import Expr
+from flexc.ir.ops import Input
+from flexc.values import weigh_values
+
+
+def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of the call in fp32 (fp64 for fp64 queries), rounded once to the dtype of q.
+
+    Returns out (B, Hq, L, Dv) and lse (B, Hq, L), fp32 (fp64 for fp64 queries), or None where it is not asked
+    for.
+    """
+    out, lse = dense(call)
+    if call.out is not None:
+        out = call.out.copy_(out)
+    return out, lse if call.return_lse else None
+
+
+def dense(call: AttentionCall, product: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (B, Hq, L, Dv) in the dtype of q, and lse (B, Hq, L).
+
+    `product` is the dtype of the two matrix products and their results; everything between is fp32 (fp64 for
+    fp64 queries), which is also the default. With the dtype of q it is what plain PyTorch computes.
+    """
+    dtype = torch.float64 if call.q.dtype is torch.float64 else torch.float32
+    product = dtype if product is None else product
+    batch, heads, q_len, _ = call.q.shape
+    kv_heads, kv_len = call.k.shape[1:3]
+    shape = (batch, kv_heads, heads // kv_heads, q_len, kv_len)
+    inputs = _inputs(shape, call.q.device)
+    visible = _visible(call, inputs, shape, dtype)
+    # What no row sees may hold anything: gone before it can meet a weight or a gradient of zero.
+    unseen = ~visible.flatten(2, 3).any(2).unsqueeze(-1)
+    k = call.k.to(product).masked_fill(unseen, 0.0)
+    v = call.v.to(product).masked_fill(unseen, 0.0)
+    q = call.q.to(product).reshape(batch, kv_heads, heads // kv_heads * q_len, call.q.shape[3])
+    scores = (q @ k.transpose(-2, -1)).to(dtype).reshape(shape) * call.scale
+    if call.score is not None:
+        scores = _value(call, call.score, {**inputs, Input.SCORE: scores}, dtype).expand(shape)
+    scores = torch.where(visible, scores, -math.inf)
+    weights, lse = _softmax(scores, call.sinks)
+    weights = weights.to(product).flatten(2, 3)
+    if bool(v.isfinite().all()):
+        out = weights @ v
+    else:
+        out = weigh_values(weights, v, (scores != -math.inf).flatten(2, 3))
+    out = out.reshape(batch, heads, q_len, call.v.shape[3]).to(call.q.dtype)
+    return out, lse.reshape(batch, heads, q_len)
+
+
+def _inputs(shape: tuple[int, ...], device: torch.device) -> dict[Input, torch.Tensor | int]:
+    """What mods are called with, in shapes that broadcast over (batch, key head, group, row, column)."""
+    batch, kv_heads, group, q_len, kv_len = shape
+    return {
+        Input.B: torch.arange(batch, dtype=torch.int32, device=device).view(-1, 1, 1, 1, 1),
+        Input.H: torch.arange(kv_heads * group, dtype=torch.int32, device=device).view(kv_heads, group, 1, 1),
+        Input.Q_IDX: torch.arange(q_len, dtype=torch.int32, device=device).view(-1, 1),
+        Input.KV_IDX: torch.arange(kv_len, dtype=torch.int32, device=device),
+        Input.Q_LEN: q_len,
+        Input.KV_LEN: kv_len,
+    }
+
+
+def _value(
+    call: AttentionCall, root: Expr, inputs: dict[Input, torch.Tensor | int], dtype: torch.dtype
+) -> torch.Tensor:
+    result: torch.Tensor = evaluate(root, Env(inputs, call.values, torch, dtype))
+    return result
+
+
+def _visible(
+    call: AttentionCall, inputs: dict[Input, torch.Tensor | int], shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Which pairs may attend, by the mask and by the user's block map: bool, expanded to `shape`."""
+    visible = torch.ones((), dtype=torch.bool, device=call.q.device)
+    if call.mask is not None:
+        visible = visible & _value(call, call.mask, inputs, dtype)
+    if call.block_map is not None:
+        visible = visible & _listed(call.block_map, shape[1]).to(call.q.device)
+    return visible.expand(shape)
+
+
+def _listed(block_map: BlockMap, kv_heads: int) -> torch.Tensor:
+    """The pairs in tiles that are not empty, to broadcast over (batch, key head, group, row, column)."""
+    tiles = torch.stack(
+        [
+            torch.from_numpy(block_map.kinds(b, h)) != TileKind.EMPTY
+            for b in range(block_map.batch)
+            for h in range(block_map.heads)
+        ]
+    )
+    rows = torch.arange(block_map.q_len) // block_map.block_q
+    columns = torch.arange(block_map.kv_len) // block_map.block_kv
+    pairs = tiles[:, rows][:, :, columns]
+    heads = (1, 1) if block_map.heads == 1 else (kv_heads, block_map.heads // kv_heads)
+    return pairs.view(block_map.batch, *heads, block_map.q_len, block_map.kv_len)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and the log of their normaliser; without keys, weights 0 and lse -inf (or the sink)."""
+    sink = None
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:4], 1)
+    logits = scores if sink is None else torch.cat([scores, sink], -1)
+    if logits.shape[-1] == 0:
+        return logits, logits.new_full(logits.shape[:-1], -math.inf)
+    maximum = logits.detach().amax(-1, keepdim=True)
+    maximum = maximum.masked_fill(maximum == -math.inf, 0.0)
+    powers = (logits - maximum).exp()
+    total = powers.sum(-1, keepdim=True)
+    nothing = total == 0.0
+    total = total.masked_fill(nothing, 1.0)
+    lse = (maximum + total.log()).masked_fill(nothing, -math.inf).squeeze(-1)
+    return (powers if sink is None else powers[..., :-1]) / total, lse
