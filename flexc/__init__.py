@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flexc import masks, scores
     from flexc.api import attention
     from flexc.block_mask import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
-    from flexc.compile import compile
+    from flexc.compiling import compile
     from flexc.flex import AuxOutput, AuxRequest, flex_attention
     from flexc.kernel import Kernel, load
     from flexc.mods import MaskMod, ScoreMod, mask_mod, score_mod
@@ -57,7 +57,7 @@ _HOME = {
     "ScoreMod": "mods",
     "and_masks": "block_mask",
     "attention": "api",
-    "compile": "compile",
+    "compile": "compiling",
     "create_block_mask": "block_mask",
     "create_mask": "block_mask",
     "flex_attention": "flex",

@@ -35,6 +35,8 @@ class AttentionSpec:
     """The softmax scale is above zero: a masked score may then be scaled after it was set to -inf."""
     long_indices: bool = False
     """A length exceeds 2**24: differences of indices are then not exact in 32-bit floats."""
+    unit_stride: frozenset[int] = frozenset()
+    """Slots of captured tensors whose last dimension is contiguous."""
     max_block_q: int = 256
     """Tiles of the kernel must divide the blocks of the user's map: the largest power of two that does."""
     max_block_kv: int = 256

@@ -1,0 +1,155 @@
+"""The run-time arguments of a kernel, in order, and where each one's value comes from.
+
+The list is part of the generated module and of saved kernels: a launcher needs nothing else to call one.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from flexc.ir.expr import Expr, topological
+from flexc.ir.graph import Capture
+from flexc.ir.ops import Op
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+
+
+class Source(Enum):
+    """Where the value of an argument comes from; `slot` and `dimension` say which one."""
+
+    Q = "q"
+    K = "k"
+    V = "v"
+    OUT = "out"
+    LSE = "lse"
+    SINKS = "sinks"
+    CAPTURE = "capture"
+    CAPTURE_STRIDE = "capture_stride"
+    CAPTURE_SIZE = "capture_size"
+    SCALAR = "scalar"
+    MAP_OFFSETS = "map_offsets"
+    MAP_RUNS = "map_runs"
+    MAP_STRIDE_B = "map_stride_b"
+    MAP_STRIDE_H = "map_stride_h"
+    MAP_BLOCK_Q = "map_block_q"
+    MAP_BLOCK_KV = "map_block_kv"
+    Q_STRIDE = "q_stride"
+    K_STRIDE = "k_stride"
+    V_STRIDE = "v_stride"
+    OUT_STRIDE = "out_stride"
+    Q_HEADS = "q_heads"
+    GROUP = "group"
+    Q_LEN = "q_len"
+    KV_LEN = "kv_len"
+    SCALE = "scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`type` is Triton's: `*bf16`, `i32`, `i64`, `fp32`. `divisible` promises multiples of 16."""
+
+    name: str
+    type: str
+    source: Source
+    slot: int = 0
+    dimension: int = 0
+    divisible: bool = False
+
+
+_RESERVED = {
+    "tl", "triton", "b", "h", "q_idx", "kv_idx", "score", "q_len", "kv_len", "scale", "q", "k", "v", "q_heads",
+    "group", "rows", "kv_h", "acc", "row_max", "row_sum", "qk", "p", "alpha", "allowed", "head", "pid",
+}  # fmt: skip
+
+
+def capture_names(captures: tuple[Capture, ...]) -> tuple[str, ...]:
+    """A distinct Python identifier for each capture, near the user's own name for it."""
+    names: list[str] = []
+    for capture in captures:
+        name = re.sub(r"\W+", "_", capture.name).strip("_") or "captured"
+        if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED or name.isupper():
+            name = f"user_{name.lower()}"
+        base, n = name, 2
+        while name in names:
+            name, n = f"{base}_{n}", n + 1
+        names.append(name)
+    return tuple(names)
+
+
+def scalar_type(storage: Storage) -> str:
+    """How a captured Python number travels: booleans as 0 or 1 in an i32."""
+    return {Storage.BOOL: "i32", Storage.FP32: "fp32", Storage.I32: "i32", Storage.I64: "i64"}[storage]
+
+
+def capture_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> list[Argument]:
+    """The arguments of the captures that the graphs still read, by slot."""
+    roots = [root for root in (spec.score, spec.mask) if root is not None]
+    loads, sizes, scalars = _reads(roots)
+    arguments: list[Argument] = []
+    for slot, (capture, name) in enumerate(zip(spec.captures, names, strict=True)):
+        if slot in scalars:
+            arguments.append(Argument(name, scalar_type(capture.storage), Source.SCALAR, slot))
+        rank = capture.rank or 0
+        if slot in loads:
+            pointer = "*i8" if capture.storage is Storage.BOOL else f"*{capture.storage.value}"
+            arguments.append(Argument(f"{name}_ptr", pointer, Source.CAPTURE, slot))
+            dims = range(rank - 1 if slot in spec.unit_stride else rank)
+            arguments += [Argument(f"{name}_stride_{d}", "i64", Source.CAPTURE_STRIDE, slot, d) for d in dims]
+        wanted = range(rank) if slot in loads else sorted(d for s, d in sizes if s == slot)
+        arguments += [Argument(f"{name}_size_{d}", "i32", Source.CAPTURE_SIZE, slot, d) for d in wanted]
+    return arguments
+
+
+def _reads(roots: list[Expr]) -> tuple[set[int], set[tuple[int, int]], set[int]]:
+    loads: set[int] = set()
+    sizes: set[tuple[int, int]] = set()
+    scalars: set[int] = set()
+    for node in topological(*roots):
+        if node.op is Op.LOAD and isinstance(node.attr, int):
+            loads.add(node.attr)
+        elif node.op is Op.SCALAR and isinstance(node.attr, int):
+            scalars.add(node.attr)
+        elif node.op is Op.SIZE and isinstance(node.attr, tuple):
+            sizes.add(node.attr)
+    return loads, sizes, scalars
+
+
+def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    """All arguments of a forward kernel, in order."""
+    whole = spec.aligned
+    tensors = [
+        Argument("q_ptr", f"*{spec.q_storage.value}", Source.Q, divisible=whole),
+        Argument("k_ptr", f"*{spec.k_storage.value}", Source.K, divisible=whole),
+        Argument("v_ptr", f"*{spec.v_storage.value}", Source.V, divisible=whole),
+        Argument("out_ptr", f"*{spec.q_storage.value}", Source.OUT, divisible=whole),
+    ]
+    if spec.return_lse:
+        tensors.append(Argument("lse_ptr", "*fp32", Source.LSE))
+    if spec.has_sinks:
+        tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
+    block_map = [
+        Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
+        Argument("map_runs_ptr", "*i32", Source.MAP_RUNS),
+        Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
+        Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
+        Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
+        Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
+    ]
+    strides = [
+        Argument(f"{tensor}_stride_{axis}", "i64", source, dimension=d, divisible=whole)
+        for tensor, source in (
+            ("q", Source.Q_STRIDE), ("k", Source.K_STRIDE), ("v", Source.V_STRIDE), ("out", Source.OUT_STRIDE)
+        )
+        for d, axis in enumerate(("b", "h", "s"))
+    ]  # fmt: skip
+    shape = [
+        Argument("q_heads", "i32", Source.Q_HEADS),
+        Argument("group", "i32", Source.GROUP),
+        Argument("q_len", "i32", Source.Q_LEN),
+        Argument("kv_len", "i32", Source.KV_LEN),
+        Argument("scale", "fp32", Source.SCALE),
+    ]
+    return (*tensors, *capture_arguments(spec, names), *(block_map if spec.blocks_from_map else []), *strides, *shape)

@@ -1,0 +1,283 @@
+"""Gathers what one generated file says: header, constants, the mods as functions, the kernel's pieces."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flexc._version import __version__
+from flexc.codegen.arguments import Argument, capture_names, forward_arguments
+from flexc.codegen.emit import LINE_LENGTH, Block, Scope, emit, hoisted_name
+from flexc.codegen.kernel_form import fold_scale, multiply_by_reciprocals, split_index_casts
+from flexc.codegen.plan import KernelPlan
+from flexc.codegen.render import render
+from flexc.ir.blockmap import TileKind
+from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.graph import ModSource
+from flexc.ir.ops import Input, Op
+from flexc.ir.place import Hoists, hoists
+from flexc.ir.printer import to_formula
+from flexc.ir.simplify import simplify
+from flexc.ir.spec import AttentionSpec
+
+ENTRY = "attention_forward"
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedKernel:
+    """One generated file: its text, and what a launcher must know of it."""
+
+    source: str
+    entry: str
+    arguments: tuple[Argument, ...]
+    plan: KernelPlan
+    placement: tuple[str, ...]
+    """What is computed once a head, a row or a column, one line each, for `explain`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    name: str
+    value: object
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str
+    parameters: str
+    doc: str
+    statements: tuple[str, ...]
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """A mod as a function of a tile, and the call of it."""
+
+    function: _Function
+    arguments: tuple[str, ...]
+    helpers: frozenset[str]
+    inputs: frozenset[Input]
+
+    def call(self, **replaced: str) -> str:
+        return f"{self.function.name}({', '.join(replaced.get(a, a) for a in self.arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Everything that the forward template reads. Strings are pieces of Python, booleans are features."""
+
+    header: str
+    constants: tuple[_Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[_Function, ...]
+    arguments: tuple[str, ...]
+    head_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    score_column_lines: tuple[str, ...]
+    mask_column_lines: tuple[str, ...]
+    mods_read_rows: bool
+    mods_read_columns: bool
+    mask_call: str | None
+    score_call: str | None
+    score_scale: str
+    q_mask: str
+    k_mask: str
+    v_mask: str
+    out_mask: str
+    convert_k: bool
+    convert_v: bool
+    blocks_from_map: bool
+    sinks: bool
+    lse: bool
+    rescue_nan: bool
+
+
+def forward_module(spec: AttentionSpec, plan: KernelPlan, sources: tuple[ModSource, ...]) -> GeneratedKernel:
+    """The file of a forward kernel."""
+    names = capture_names(spec.captures)
+    arguments = forward_arguments(spec, names)
+    view = _view(spec, plan, sources, names, arguments)
+    return GeneratedKernel(render("forward.py.jinja", view), ENTRY, arguments, plan, _placement(view))
+
+
+def _placement(view: _Forward) -> tuple[str, ...]:
+    levels = {
+        "head": view.head_lines,
+        "row": view.row_lines,
+        "column": (*view.score_column_lines, *view.mask_column_lines),
+    }
+    lines = [
+        f"once a {level}: {', '.join(line.partition(' = ')[0] for line in lines)}" for level, lines in levels.items() if lines
+    ]
+    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+
+
+def _view(
+    spec: AttentionSpec,
+    plan: KernelPlan,
+    sources: tuple[ModSource, ...],
+    names: tuple[str, ...],
+    arguments: tuple[Argument, ...],
+) -> _Forward:
+    score, factor = _score_form(spec)
+    roots = [r for r in (score, factor, spec.mask) if r is not None]
+    hoisting = _Hoisting(spec, names, roots, set(a.name for a in arguments))
+    score_lines = hoisting.column_lines(score)
+    mask_lines = hoisting.column_lines(spec.mask)
+    scored = None if score is None else hoisting.element("score_mod", score)
+    mask = None if spec.mask is None else hoisting.element("mask_mod", spec.mask)
+    scale = "scale" if factor is None else hoisting.scale(factor)
+    elements = [e for e in (scored, mask) if e is not None]
+    inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
+    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
+    pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
+    in_row = "(rows < q_len)[:, None]"
+    return _Forward(
+        header=_header(spec, plan, sources),
+        constants=_constants(spec, plan),
+        helpers=tuple(sorted(helpers)),
+        fast_tanh=plan.fast_tanh,
+        functions=tuple(e.function for e in elements),
+        arguments=tuple(a.name for a in arguments),
+        head_lines=hoisting.head,
+        row_lines=hoisting.row,
+        score_column_lines=score_lines,
+        mask_column_lines=mask_lines,
+        mods_read_rows=Input.Q_IDX in inputs,
+        mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
+        mask_call=None if mask is None else mask.call(),
+        score_call=None if scored is None else scored.call(score="score * score_scale"),
+        score_scale=scale,
+        q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
+        k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
+        v_mask="in_range[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
+        out_mask=in_row + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
+        convert_k=spec.k_storage is not spec.q_storage,
+        convert_v=spec.v_storage is not spec.q_storage,
+        blocks_from_map=spec.blocks_from_map,
+        sinks=spec.has_sinks,
+        lse=spec.return_lse,
+        rescue_nan=plan.rescue_nan,
+    )
+
+
+def _score_form(spec: AttentionSpec) -> tuple[Expr | None, Expr | None]:
+    """The score as the kernel computes it, and the factor that joins the softmax scale."""
+    if spec.score is None:
+        # A scale of zero or below can't be applied after masking with -inf: scale first, as a score_mod would.
+        from flexc.ir.build import input_
+
+        return (None, None) if spec.positive_scale else (input_(Input.SCORE), None)
+    score = spec.score if spec.long_indices else split_index_casts(spec.score)
+    score = simplify(multiply_by_reciprocals(score))
+    return fold_scale(score)
+
+
+class _Hoisting:
+    """Names and statements of what is computed once a head, a row or a column."""
+
+    def __init__(self, spec: AttentionSpec, names: tuple[str, ...], roots: list[Expr], taken: set[str]) -> None:
+        self.spec = spec
+        self.names = names
+        self.taken = taken | set(names)
+        self.bound: dict[Expr, str] = {}
+        self.helpers: set[str] = set()
+        self.inputs: set[Input] = set()
+        found = hoists(*roots)
+        self.head = self._lines(found.head, "head_value")
+        self.row = self._lines(found.row, "row_value")
+
+    def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
+        nodes = [node for node in nodes if node not in self.bound]
+        results = [hoisted_name(node, self.names, self.taken, stem) for node in nodes]
+        block = emit(Scope(self.spec, self.names, self.bound, self.taken), nodes, results)
+        self.bound.update(zip(nodes, results, strict=True))
+        self.helpers |= block.helpers
+        self.inputs |= block.inputs
+        return tuple(block.statements)
+
+    def column_lines(self, root: Expr | None) -> tuple[str, ...]:
+        """The statements of the kv loop for `root`, less what an earlier root had computed."""
+        return () if root is None else self._lines(hoists(root).column, "column_value")
+
+    def scale(self, factor: Expr) -> str:
+        """The softmax scale times `factor`."""
+        if factor in self.bound:
+            return f"scale * {self.bound[factor]}"
+        block = emit(Scope(self.spec, self.names, self.bound, self.taken), [factor], [None])
+        self.helpers |= block.helpers
+        return f"scale * {block.results[0]}"
+
+    def element(self, name: str, root: Expr) -> _Element:
+        """`root` as a function of what is left to do per element."""
+        found: Hoists = hoists(root)
+        block = emit(Scope(self.spec, self.names, self.bound, set(self.taken)), [root], [None])
+        hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column)]
+        text = "\n".join([*block.statements, *block.results])
+        parameters = [i.value for i in Input if i in block.inputs]
+        parameters += [h for h in dict.fromkeys(hoisted) if _mentions(text, h)]
+        parameters += sorted(block.arguments - set(parameters))
+        function = _Function(
+            name=name,
+            parameters=", ".join(parameters),
+            doc=_formula(root, self.names),
+            statements=tuple(block.statements),
+            result=block.results[0],
+        )
+        reads = frozenset(block.inputs) | (inputs_of(root) & {Input.KV_IDX})
+        return _Element(function, tuple(parameters), frozenset(block.helpers), reads)
+
+
+def _mentions(text: str, name: str) -> bool:
+    import re
+
+    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+def _formula(root: Expr, names: tuple[str, ...]) -> str:
+    text = to_formula(root, names)
+    return textwrap.shorten(text, LINE_LENGTH - 12, placeholder=" ...")
+
+
+def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[_Constant, ...]:
+    tiles = plan.tiles
+    constants = [
+        _Constant("BLOCK_Q", tiles.block_q, "query rows of a program"),
+        _Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
+        _Constant("PADDED_DIM", plan.padded_dim, "head dimension of q and k, to a power of two"),
+        _Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+    ]
+    if plan.padded_dim != spec.head_dim:
+        constants.append(_Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
+    if plan.padded_dim_v != spec.head_dim_v:
+        constants.append(_Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
+    constants.append(_Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
+    if spec.blocks_from_map:
+        constants.append(_Constant("FULL", int(TileKind.FULL), "kind of a run whose pairs are all allowed"))
+    constants.append(_Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"))
+    if spec.return_lse:
+        constants.append(_Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))
+    return tuple(constants)
+
+
+def _header(spec: AttentionSpec, plan: KernelPlan, sources: tuple[ModSource, ...]) -> str:
+    tiles = plan.tiles
+    lines = [
+        f'"""Attention forward for {plan.target.name}: {spec.describe()}.',
+        "",
+        f"Generated by flexc {__version__}. Launch with num_warps={tiles.num_warps}, num_stages={tiles.num_stages} "
+        "on a grid of",
+        "cdiv(q_len, BLOCK_Q) * q_heads * batch programs.",
+    ]
+    for source in sources:
+        lines += ["", f"{source.name}, {source.file}:{source.line}", ""]
+        text = textwrap.dedent(source.text).rstrip().replace("\\", "\\\\").replace('"""', "'''")
+        lines += textwrap.indent(text, "    ").splitlines()
+    lines.append('"""')
+    return "\n".join(line.rstrip() for line in lines)
+
+

@@ -1,0 +1,122 @@
+"""`KernelPlan`: every decision about one kernel, each with its reason, made in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from flexc.codegen.target import Target
+from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
+from flexc.errors import UnknownOption
+from flexc.ir.ops import Op
+from flexc.ir.expr import topological
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """What the template needs to know beyond the spec. `reasons` says why, by field."""
+
+    target: Target
+    tiles: Tiles
+    padded_dim: int
+    padded_dim_v: int
+    precision: str
+    """`input_precision` of the matrix products: "ieee", "tf32" or "tf32x3"; meaningless for 16-bit inputs."""
+    fast_tanh: bool
+    rescue_nan: bool
+    """Whether the kernel can repeat a tile with unseen values zeroed, after a NaN came out of it."""
+    reasons: tuple[tuple[str, str], ...]
+
+    def explain(self) -> str:
+        """One decision a line, with its reason."""
+        lines = [f"target {self.target.name}: {self.target.matrix_unit.value}"]
+        lines += [f"{name} = {self.value(name)}: {reason}" for name, reason in self.reasons]
+        return "\n".join(lines)
+
+    def value(self, name: str) -> object:
+        """The decision called `name`, of the plan or its tiles."""
+        return getattr(self.tiles if hasattr(self.tiles, name) else self, name)
+
+    def key(self) -> str:
+        """A text that is equal for equal plans."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("target", "reasons")]
+        return f"{self.target.name} {' '.join(parts)}"
+
+
+_TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
+_PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+def make_plan(spec: AttentionSpec, target: Target, options: Mapping[str, object] | None = None) -> KernelPlan:
+    """The plan for `spec` on `target`. `options` override decisions.
+
+    Raises:
+        UnknownOption: an option that no plan has, or a value that it can't take.
+        NoFeasiblePlan: the tiles that `options` ask for do not fit the target.
+    """
+    options = dict(options or {})
+    wanted = {name: _tile_option(name, options.pop(name)) for name in _TILE_OPTIONS if name in options}
+    tiles, why_tiles = choose_tiles(spec, target, wanted)
+    precision, why_precision = _precision(spec, options.pop("precision", None))
+    fast_tanh, why_tanh = _fast_tanh(spec, options.pop("fast_tanh", None))
+    if options:
+        raise UnknownOption(
+            f"unknown option{'s' if len(options) > 1 else ''} {', '.join(map(repr, options))}",
+            hint=f"a plan has {', '.join([*_TILE_OPTIONS, 'precision', 'fast_tanh'])}",
+        )
+    rescue = spec.mask is not None
+    return KernelPlan(
+        target=target,
+        tiles=tiles,
+        padded_dim=power_of_two_at_least(spec.head_dim),
+        padded_dim_v=power_of_two_at_least(spec.head_dim_v),
+        precision=precision,
+        fast_tanh=fast_tanh,
+        rescue_nan=rescue,
+        reasons=(
+            *why_tiles,
+            ("precision", why_precision),
+            ("fast_tanh", why_tanh),
+            ("rescue_nan", "values that no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"),
+        ),
+    )
+
+
+def _tile_option(name: str, value: object) -> int:
+    low, high = _TILE_OPTIONS[name]
+    if name == "num_stages":
+        fits = isinstance(value, int) and low <= value <= high
+    else:
+        fits = isinstance(value, int) and low <= value <= high and value & (value - 1) == 0
+    if not fits or not isinstance(value, int):
+        kind = "an integer" if name == "num_stages" else "a power of two"
+        raise UnknownOption(f"option {name} is {value!r}", hint=f"{kind} from {low} to {high}")
+    return value
+
+
+def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
+    if wanted is not None:
+        if wanted not in _PRECISIONS or not isinstance(wanted, str):
+            raise UnknownOption(f"option precision is {wanted!r}", hint=f"one of {', '.join(_PRECISIONS)}")
+        return wanted, "asked for"
+    if spec.q_storage is not Storage.FP32:
+        return "ieee", "16-bit products are exact in the fp32 accumulator"
+    if spec.allow_tf32:
+        return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
+    return "ieee", "fp32 inputs are multiplied exactly unless TF32 is allowed"
+
+
+def _fast_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:
+    if wanted is not None:
+        if not isinstance(wanted, bool):
+            raise UnknownOption(f"option fast_tanh is {wanted!r}", hint="True or False")
+        return wanted, "asked for"
+    if spec.score is None or all(node.op is not Op.TANH for node in topological(spec.score)):
+        return False, "no tanh"
+    if spec.q_storage in (Storage.BF16, Storage.FP16):
+        return True, "tanh.approx is off by 2^-11, less than rounding the score to 16 bits would be"
+    return False, "fp32 inputs keep fp32 accuracy"
+
+

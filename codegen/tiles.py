@@ -1,0 +1,165 @@
+"""Tile sizes, warps and stages: candidates best first, and a model of what each needs of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+from flexc.codegen.target import MatrixUnit, Target
+from flexc.errors import NoFeasiblePlan
+from flexc.ir.ops import Op
+from flexc.ir.place import Placement, place
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+
+Reasons = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows and columns a step, warps a program, and stages of the K/V pipeline."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+    num_stages: int
+
+
+def power_of_two_at_least(n: int) -> int:
+    """The smallest power of two that is at least `n`, and at least 16, the smallest side of a matrix product."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+# Bests for 16-bit inputs, by matrix unit and padded head dimension. Those of wgmma were timed on an H200; the others
+# are the largest that compile without spills.
+_PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
+    MatrixUnit.WGMMA: {
+        64: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3)),
+        128: (Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3)),
+        256: (Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
+    },
+    MatrixUnit.MMA_SYNC: {
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)),
+        128: (Tiles(128, 32, 8, 3), Tiles(128, 16, 8, 3)),
+        256: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
+    },
+    MatrixUnit.TCGEN05: {
+        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)),
+        128: (Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
+        256: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
+    },
+}
+_LADDER = tuple(
+    Tiles(block_q, block_kv, num_warps, num_stages)
+    for block_q, block_kv, num_stages in product((128, 64, 32, 16), (64, 32, 16), (3, 2, 1))
+    for num_warps in ((8, 4) if block_q >= 64 else (4,))
+)
+
+
+def choose_tiles(spec: AttentionSpec, target: Target, wanted: Mapping[str, int]) -> tuple[Tiles, Reasons]:
+    """The first candidate that fits `target` and the blocks of the user's map, with the reasons.
+
+    Raises:
+        NoFeasiblePlan: none fits with the sizes that `wanted` fixes; the message lists each and its need.
+    """
+    tried: list[str] = []
+    for tiles, origin in _candidates(spec, target, wanted):
+        problem = misfit(spec, target, tiles)
+        if problem is None:
+            return tiles, _reasons(spec, target, tiles, origin, wanted)
+        tried.append(f"{tiles.block_q}x{tiles.block_kv}, {tiles.num_warps} warps, {tiles.num_stages} stages: {problem}")
+    raise NoFeasiblePlan(
+        f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(dict.fromkeys(tried)),
+        hint="leave out the options, or ask for smaller tiles and fewer stages",
+    )
+
+
+def _candidates(spec: AttentionSpec, target: Target, wanted: Mapping[str, int]) -> Iterator[tuple[Tiles, str]]:
+    widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
+    half = spec.q_storage in (Storage.BF16, Storage.FP16)
+    preferred = _PREFERRED[target.matrix_unit].get(max(widest, 64), ()) if half else ()
+    for tiles in preferred:
+        yield _limited(spec, replace(tiles, **wanted), wanted), "measured best"
+    for tiles in _LADDER:
+        yield _limited(spec, replace(tiles, **wanted), wanted), "largest that fits"
+
+
+def _limited(spec: AttentionSpec, tiles: Tiles, wanted: Mapping[str, int]) -> Tiles:
+    """`tiles` cut to divide the blocks of the user's map, where they were not asked for."""
+    block_q = tiles.block_q if "block_q" in wanted else min(tiles.block_q, spec.max_block_q)
+    block_kv = tiles.block_kv if "block_kv" in wanted else min(tiles.block_kv, spec.max_block_kv)
+    warps = tiles.num_warps
+    if "num_warps" not in wanted and block_q < 64:
+        warps = min(warps, 4)
+    return replace(tiles, block_q=block_q, block_kv=block_kv, num_warps=warps)
+
+
+def misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
+    """Why `tiles` can't serve `spec` on `target`; None if they can."""
+    if spec.max_block_q % tiles.block_q or spec.max_block_kv % tiles.block_kv:
+        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
+    needed = shared_memory(spec, target, tiles)
+    if needed > target.shared_memory:
+        return f"{needed} bytes of shared memory, {target.shared_memory} there"
+    registers = registers_per_thread(spec, target, tiles)
+    limit = min(target.registers_per_thread, target.registers_per_block // (32 * tiles.num_warps))
+    if registers > limit:
+        return f"about {registers} registers a thread, {limit} there"
+    return None
+
+
+def shared_memory(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
+    """Bytes of shared memory that a block will need, at least what Triton takes (tests compare the two)."""
+    dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
+    size = spec.q_storage.itemsize
+    q = tiles.block_q * dim * size
+    step = tiles.block_kv * (dim + dim_v) * max(size, spec.k_storage.itemsize)
+    rings = max(1, tiles.num_stages) * step
+    # Loads of single elements are staged as K and V are.
+    rings += _element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
+    scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 1024
+    if target.matrix_unit is MatrixUnit.MMA_SYNC:
+        # Q passes through shared memory before the rings are live, the output may after.
+        return max(rings, q, tiles.block_q * dim_v * size) + scratch
+    if target.matrix_unit is MatrixUnit.TCGEN05:
+        rings += tiles.block_q * tiles.block_kv * size + 8192
+    return q + rings + scratch
+
+
+def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
+    """Registers that the live tiles take, and some for addresses and row statistics."""
+    threads = 32 * tiles.num_warps
+    dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
+    words = spec.q_storage.itemsize / 4
+    scores = tiles.block_q * tiles.block_kv
+    live = tiles.block_q * dim_v + scores * (1 + words)
+    if _element_loads(spec):
+        live += 3 * scores  # a 64-bit address and a condition each
+    fixed = 40.0
+    if target.matrix_unit is MatrixUnit.MMA_SYNC:
+        live += tiles.block_q * dim * words  # Q stays in registers as an operand
+        fixed += tiles.block_kv * max(dim, dim_v) * words / 32 / 2  # K or V too, about half of it at a time
+    if spec.q_storage is Storage.FP32:
+        live *= 0.75  # products on the general units are spread over the threads without waste
+    return int(live / threads + fixed)
+
+
+@lru_cache(maxsize=1024)
+def _element_loads(spec: AttentionSpec) -> int:
+    roots = [root for root in (spec.score, spec.mask) if root is not None]
+    placement = place(*roots)
+    return sum(node.op is Op.LOAD and level is Placement.ELEMENT for node, level in placement.items())
+
+
+def _reasons(spec: AttentionSpec, target: Target, tiles: Tiles, origin: str, wanted: Mapping[str, int]) -> Reasons:
+    shared = shared_memory(spec, target, tiles)
+    fit = f"at most {shared} of {target.shared_memory} bytes of shared memory"
+    reasons = {
+        "block_q": f"{origin} for a head dimension of {spec.head_dim}",
+        "block_kv": f"{origin}; {fit}",
+        "num_warps": f"about {registers_per_thread(spec, target, tiles)} registers a thread",
+        "num_stages": "K and V of the next steps load under this one",
+    }
+    return tuple((name, "asked for" if name in wanted else reason) for name, reason in reasons.items())

@@ -1,0 +1,112 @@
+"""A compiled kernel as files: what the cache holds, what `Kernel.save` writes and `flexc.load` reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flexc.codegen.arguments import Argument, Source
+from flexc.errors import KernelFileError
+from flexc.ir.graph import Capture
+from flexc.ir.types import Storage
+
+FORMAT = 1
+SOURCE, CUBIN, PTX, TTGIR, METADATA = "kernel.py", "kernel.cubin", "kernel.ptx", "kernel.ttgir", "metadata.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One kernel with all that a launch needs. `key` identifies the spec, plan and versions it was made from."""
+
+    key: str
+    description: str
+    target: str
+    entry: str
+    source: str
+    cubin: bytes
+    ptx: str
+    ttgir: str
+    shared: int
+    num_warps: int
+    block_q: int
+    block_kv: int
+    parameters: int
+    arguments: tuple[Argument, ...]
+    captures: tuple[Capture, ...]
+    explanation: str
+    flexc_version: str
+    triton_version: str
+
+
+def write(artifact: Artifact, folder: Path) -> None:
+    """Write `artifact` as files under `folder`, which appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (draft / SOURCE).write_text(artifact.source)
+        (draft / CUBIN).write_bytes(artifact.cubin)
+        (draft / PTX).write_text(artifact.ptx)
+        (draft / TTGIR).write_text(artifact.ttgir)
+        (draft / METADATA).write_text(json.dumps(_metadata(artifact), indent=1) + "\n")
+        draft.chmod(0o755)
+        _put_in_place(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    try:
+        os.replace(draft, folder)
+    except OSError:  # a folder of that name is there and not empty: another process was first, or it is replaced
+        retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+        os.replace(folder, retired / "kernel")
+        os.replace(draft, folder)
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def _metadata(artifact: Artifact) -> dict[str, Any]:
+    facts = asdict(artifact)
+    for name in ("source", "cubin", "ptx", "ttgir"):
+        del facts[name]
+    facts["arguments"] = [{**asdict(a), "source": a.source.value} for a in artifact.arguments]
+    facts["captures"] = [{**asdict(c), "storage": c.storage.value} for c in artifact.captures]
+    facts["format"] = FORMAT
+    facts["checksum"] = _checksum(artifact.source, artifact.cubin)
+    return facts
+
+
+def _checksum(source: str, cubin: bytes) -> str:
+    return hashlib.sha256(source.encode() + b"\0" + cubin).hexdigest()
+
+
+def read(folder: Path) -> Artifact:
+    """The kernel in `folder`.
+
+    Raises:
+        KernelFileError: a file is missing or damaged, or it was written in another format.
+    """
+    try:
+        facts = json.loads((folder / METADATA).read_text())
+        source, ptx, ttgir = ((folder / name).read_text() for name in (SOURCE, PTX, TTGIR))
+        cubin = (folder / CUBIN).read_bytes()
+        if facts.pop("format") != FORMAT:
+            raise KernelFileError(
+                f"{folder} was written in another format", hint="precompile it again with this version"
+            )
+        if facts.pop("checksum") != _checksum(source, cubin):
+            raise KernelFileError(f"{folder} is damaged: its checksum does not fit", hint="precompile it again")
+        arguments = tuple(Argument(**{**a, "source": Source(a["source"])}) for a in facts.pop("arguments"))
+        captures = tuple(Capture(**{**c, "storage": Storage(c["storage"])}) for c in facts.pop("captures"))
+        return Artifact(
+            **facts, source=source, cubin=cubin, ptx=ptx, ttgir=ttgir, arguments=arguments, captures=captures
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, KernelFileError):
+            raise
+        raise KernelFileError(f"{folder} holds no kernel: {error}", hint="pass a folder that Kernel.save wrote") from error

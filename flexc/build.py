@@ -1,0 +1,136 @@
+"""From a spec to a compiled kernel: in this process's table, in the cache on disk, or made now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+
+from flexc._version import __version__
+from flexc.artifact import Artifact
+from flexc.codegen.arguments import Argument
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.target import Target, target_named
+from flexc.ir.graph import ModSource
+from flexc.ir.printer import digest, to_text
+from flexc.ir.spec import AttentionSpec
+from flexc.kernel import Kernel
+
+Options = tuple[tuple[str, object], ...]
+
+_built: dict[tuple[AttentionSpec, str, Options], Kernel] = {}
+_loaded: dict[str, Kernel] = {}
+_lock = Lock()
+compilations = 0
+"""How many kernels this process has compiled; tests count with it."""
+
+
+def kernel_for(
+    spec: AttentionSpec, target: str, options: Options = (), sources: tuple[ModSource, ...] = ()
+) -> Kernel:
+    """The kernel that computes `spec` on `target`; compiled at most once.
+
+    Raises:
+        UnknownOption, NoFeasiblePlan, UnsupportedTarget: nothing can be planned.
+        InternalError: the generated code did not compile.
+    """
+    key = (spec, target, options)
+    found = _built.get(key)
+    if found is None:
+        with _lock:
+            found = _built.get(key)
+            if found is None:
+                found = _built[key] = _find_or_build(spec, target_named(target), dict(options), sources)
+    return found
+
+
+def _find_or_build(
+    spec: AttentionSpec, target: Target, options: Mapping[str, object], sources: tuple[ModSource, ...]
+) -> Kernel:
+    from flexc.codegen.plan import make_plan
+
+    plan_key = make_plan(spec, target, options).key()
+    same = kernel_digest(spec, plan_key)
+    if same in _loaded:
+        return _loaded[same]
+    from flexc import cache
+    from flexc.compiler import triton_version
+
+    return Kernel(
+        cache.get_or_build(
+            digest(same, __version__, triton_version()), lambda scratch: _build(spec, target, options, sources, same, scratch)
+        )
+    )
+
+
+def kernel_digest(spec: AttentionSpec, plan_key: str) -> str:
+    """Equal for kernels that compute the same in the same way, whatever versions made them."""
+    graphs = [to_text(root) if root is not None else "" for root in (spec.score, spec.mask)]
+    slots = [f"{c.storage.value}/{c.rank}" for c in spec.captures]
+    facts = [
+        f"{name}={getattr(spec, name)}"
+        for name in AttentionSpec.__dataclass_fields__
+        if name not in ("score", "mask", "captures", "unit_stride")
+    ]
+    return digest(*graphs, *slots, *facts, f"unit_stride={sorted(spec.unit_stride)}", plan_key)
+
+
+def register(kernel: Kernel) -> None:
+    """Let `kernel_for` use a loaded kernel."""
+    with _lock:
+        _loaded[kernel.artifact.key] = kernel
+        for key in [k for k, v in _built.items() if v.artifact.key == kernel.artifact.key]:
+            del _built[key]
+
+
+def _build(
+    spec: AttentionSpec,
+    target: Target,
+    options: Mapping[str, object],
+    sources: tuple[ModSource, ...],
+    key: str,
+    scratch: Path,
+) -> Artifact:
+    global compilations
+    from flexc.codegen.pipeline import lower
+    from flexc.compiler import compile_file, parameter_count
+
+    generated = lower(spec, target, options=options, sources=sources)
+    path = scratch / "kernel.py"
+    path.write_text(generated.source)
+    compilations += 1
+    code = compile_file(path, generated)
+    return Artifact(
+        key=key,
+        description=spec.describe(),
+        target=target.name,
+        entry=code.name,
+        source=generated.source,
+        cubin=code.cubin,
+        ptx=code.ptx,
+        ttgir=code.ttgir,
+        shared=code.shared,
+        num_warps=code.num_warps,
+        block_q=generated.plan.tiles.block_q,
+        block_kv=generated.plan.tiles.block_kv,
+        parameters=parameter_count(code.ptx, code.name),
+        arguments=generated.arguments,
+        captures=spec.captures,
+        explanation=_explanation(generated, spec),
+        flexc_version=__version__,
+        triton_version=code.triton_version,
+    )
+
+
+def _explanation(generated: GeneratedKernel, spec: AttentionSpec) -> str:
+    by_value = [a.name for a in generated.arguments if _is_value(a)]
+    lines = [spec.describe(), generated.plan.explain()]
+    lines += generated.placement
+    lines.append("run-time arguments of the mods: " + (", ".join(by_value) or "none"))
+    return "\n".join(lines)
+
+
+def _is_value(argument: Argument) -> bool:
+    from flexc.codegen.arguments import Source
+
+    return argument.source in (Source.CAPTURE, Source.SCALAR)

@@ -1,0 +1,102 @@
+"""The only user of Triton: from a generated file to machine code, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from flexc.errors import InternalError
+
+if TYPE_CHECKING:
+    from flexc.codegen.module import GeneratedKernel
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """What Triton made of a generated file. `shared` is bytes of dynamic shared memory a block."""
+
+    cubin: bytes
+    ptx: str
+    ttgir: str
+    name: str
+    shared: int
+    num_warps: int
+    triton_version: str
+
+
+def triton_version() -> str:
+    """The version of the installed Triton."""
+    from importlib.metadata import version
+
+    return version("triton")
+
+
+def import_file(path: Path) -> ModuleType:
+    """The generated file at `path` as a module. It is not entered in `sys.modules` for good."""
+    name = f"flexc_generated_{path.parent.name}_{path.stem}".replace("-", "_")
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise InternalError(f"import: {path} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # Triton looks a kernel's module up while it reads it
+    try:
+        found.loader.exec_module(module)
+    finally:
+        sys.modules.pop(name, None)
+    return module
+
+
+def compile_file(path: Path, kernel: GeneratedKernel) -> MachineCode:
+    """Compile the generated file at `path` for the target of its plan.
+
+    Raises:
+        InternalError: Triton refused the generated code; the message names the file and line.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    entry = getattr(import_file(path), kernel.entry)
+    source = ASTSource(
+        entry,
+        signature={a.name: a.type for a in kernel.arguments},
+        constexprs={},
+        attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arguments) if a.divisible},
+    )
+    target = GPUTarget("cuda", kernel.plan.target.capability, 32)
+    tiles = kernel.plan.tiles
+    # Fusing multiply and add is what the hardware is built for; Triton 3.10 would turn it off by default.
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "enable_fp_fusion": True}
+    try:
+        compiled = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        raise InternalError(f"compile: Triton {triton_version()} refused {path}\n{error}") from error
+    return _machine_code(compiled)
+
+
+def _machine_code(compiled: Any) -> MachineCode:
+    metadata = compiled.metadata
+    if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
+        raise InternalError("compile: the kernel wants scratch memory, which the launcher does not give")
+    return MachineCode(
+        cubin=compiled.asm["cubin"],
+        ptx=compiled.asm["ptx"],
+        ttgir=compiled.asm["ttgir"],
+        name=metadata.name,
+        shared=metadata.shared,
+        num_warps=metadata.num_warps,
+        triton_version=triton_version(),
+    )
+
+
+def parameter_count(ptx: str, name: str) -> int:
+    """How many parameters the entry point takes: the kernel's own, and pointers that Triton adds."""
+    found = re.search(rf"\.entry {re.escape(name)}\((.*?)\)", ptx, re.DOTALL)
+    if found is None:
+        raise InternalError(f"compile: the PTX has no entry {name}")
+    return found.group(1).count(".param")

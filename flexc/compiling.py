@@ -1,0 +1,77 @@
+"""`flexc.compile`: a kernel for a target, on any machine, before there are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flexc.check import MAX_HEAD_DIM
+from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
+from flexc.gpu import STORAGE, unit_strides
+from flexc.ir.spec import AttentionSpec
+from flexc.kernel import Kernel
+from flexc.resolve import resolve
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def compile(  # noqa: A001
+    *,
+    mask_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    target: str = "sm90",
+    backward: bool = False,
+    return_lse: bool = False,
+    sinks: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> Kernel:
+    """Compile the attention kernel of these mods. No GPU is needed.
+
+    Args:
+        mask_mod, score_mod: as in `flexc.attention`.
+        head_dim: of q and k, 1 to 512.
+        head_dim_v: of v; `head_dim` by default.
+        dtype: of q, k, v and the result: bf16, fp16 or fp32.
+        target: "sm80", "sm86", "sm89", "sm90", "sm100", "sm103" or "sm120".
+        backward: must be False in this version.
+        return_lse, sinks: whether the kernel writes the log-sum-exp, and whether it takes sinks.
+        options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh.
+
+    Raises:
+        FlexcError: what can't be traced, planned or compiled for.
+    """
+    if backward:
+        raise UnsupportedFeature("this version compiles the forward only", hint="pass backward=False")
+    if dtype not in _DTYPES:
+        raise UnsupportedDtype(f"dtype is {dtype}", hint="one of torch.bfloat16, torch.float16, torch.float32")
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if not 1 <= size <= MAX_HEAD_DIM:
+            raise UnsupportedHeadDim(f"{name} is {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
+    from flexc.build import kernel_for
+
+    mods, values, _ = resolve(score_mod, mask_mod)
+    storage = STORAGE[dtype]
+    spec = AttentionSpec(
+        score=mods.score,
+        mask=mods.mask,
+        captures=mods.captures,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        q_storage=storage,
+        k_storage=storage,
+        v_storage=storage,
+        blocks_from_map=mods.mask is not None,
+        has_sinks=sinks,
+        return_lse=return_lse,
+        allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
+        aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
+        unit_stride=unit_strides(values),
+    )
+    kernel = kernel_for(spec, target, tuple(sorted((options or {}).items())), mods.sources)
+    return Kernel(kernel.artifact, values)

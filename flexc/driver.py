@@ -1,0 +1,48 @@
+"""The CUDA driver, through ctypes: load a cubin, launch a kernel. No compiler and no other package is needed."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+from flexc.errors import BackendUnavailable, InternalError
+
+_MAX_DYNAMIC_SHARED_SIZE = 8
+_DEFAULT_SHARED = 48 * 1024
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """libcuda, whose calls keep the interpreter lock: a launch is shorter than giving it away.
+
+    Raises:
+        BackendUnavailable: there is no NVIDIA driver.
+    """
+    try:
+        return ctypes.PyDLL("libcuda.so.1")
+    except OSError as error:
+        raise BackendUnavailable(
+            "there is no NVIDIA driver on this machine (libcuda.so.1)", hint='compute with backend="cpu"'
+        ) from error
+
+
+def check(status: int, what: str) -> None:
+    """Raise InternalError with the driver's own words unless `status` is success."""
+    if status == 0:
+        return
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    library().cuGetErrorName(status, ctypes.byref(name))
+    library().cuGetErrorString(status, ctypes.byref(text))
+    raise InternalError(f"{what}: {(name.value or b'?').decode()}: {(text.value or b'').decode()}")
+
+
+def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
+    """The function `name` of `cubin` in the current context, allowed `shared` bytes of shared memory."""
+    cuda = library()
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    check(cuda.cuModuleLoadData(ctypes.byref(module), cubin), "loading a kernel")
+    check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
+    if shared > _DEFAULT_SHARED:
+        check(cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE, shared), f"{shared} bytes of shared memory")
+    return function

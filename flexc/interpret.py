@@ -1,0 +1,53 @@
+"""Runs a generated kernel with Triton's interpreter: on the CPU, slowly, program by program, for tests."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.pipeline import lower
+from flexc.codegen.target import TARGETS
+from flexc.ir.spec import AttentionSpec
+from flexc.map_cache import effective_block_map
+from flexc.pack import Tensors, pack
+
+# The interpreter has no inline assembly; sm80's plan is the portable one.
+_OPTIONS = (("fast_tanh", False),)
+
+
+def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute a call on CPU tensors as the kernel would."""
+    generated, entry = _entry(spec, (*_OPTIONS, *call.options))
+    q, v = call.q, call.v
+    batch, heads, q_len, _ = q.shape
+    out = torch.empty((batch, heads, q_len, v.shape[3]), dtype=q.dtype) if call.out is None else call.out
+    lse = torch.empty((batch, heads, q_len)) if call.return_lse else None
+    tiles = generated.plan.tiles
+    programs = -(-q_len // tiles.block_q) * heads * batch
+    if programs == 0:
+        return out, lse
+    block_map = effective_block_map(call, tiles.block_q, tiles.block_kv) if spec.blocks_from_map else None
+    offsets = runs = None
+    if block_map is not None:
+        offsets, runs = torch.as_tensor(block_map.offsets), torch.as_tensor(block_map.runs)
+    sinks = None if call.sinks is None else call.sinks.float()
+    tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, runs)
+    entry[(programs,)](*pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x))
+    return out, lse
+
+
+@lru_cache(maxsize=256)
+def _entry(spec: AttentionSpec, options: tuple[tuple[str, object], ...]) -> tuple[GeneratedKernel, Any]:
+    from flexc.compiler import import_file
+
+    generated = lower(spec, TARGETS["sm80"], options=dict(options))
+    folder = Path(tempfile.mkdtemp(prefix="flexc-interpret-"))
+    path = folder / "kernel.py"
+    path.write_text(generated.source)
+    return generated, getattr(import_file(path), generated.entry)

@@ -1,0 +1,154 @@
+"""`Kernel`: what `flexc.compile` returns and `flexc.load` reads: source, machine code, resources, launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flexc import artifact as files
+from flexc.artifact import Artifact
+from flexc.errors import KernelFileError, UnsupportedFeature
+from flexc.toolchain import Resources, disassemble, resources_of
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+
+    from flexc.block_mask import BlockMask
+    from flexc.launcher import Launcher
+
+
+class Kernel:
+    """One compiled attention forward. Nothing of it needs a GPU but calling it."""
+
+    def __init__(self, artifact: Artifact, values: Sequence[torch.Tensor | int | float | bool] | None = None) -> None:
+        self._artifact = artifact
+        self._values = None if values is None else tuple(values)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self._artifact.description}, {self.target})"
+
+    @property
+    def target(self) -> str:
+        """The GPU generation that it runs on, e.g. "sm90"."""
+        return self._artifact.target
+
+    @property
+    def source(self) -> str:
+        """The generated Python file: complete, and importable by itself."""
+        return self._artifact.source
+
+    @property
+    def backward_source(self) -> str:
+        """The generated backward; this version has none.
+
+        Raises:
+            UnsupportedFeature: always.
+        """
+        raise UnsupportedFeature("this version generates the forward only")
+
+    @property
+    def ptx(self) -> dict[str, str]:
+        """The PTX, by entry point."""
+        return {self._artifact.entry: self._artifact.ptx}
+
+    @property
+    def ttgir(self) -> dict[str, str]:
+        """Triton's GPU dialect, by entry point."""
+        return {self._artifact.entry: self._artifact.ttgir}
+
+    @cached_property
+    def sass(self) -> dict[str, str]:
+        """The machine code as text, by entry point.
+
+        Raises:
+            BackendUnavailable: nvdisasm, which Triton brings, is missing.
+        """
+        return {self._artifact.entry: disassemble(self._artifact.cubin)}
+
+    @cached_property
+    def resources(self) -> dict[str, Resources]:
+        """Registers a thread, spilled bytes, and shared memory, by entry point."""
+        return {self._artifact.entry: resources_of(self._artifact)}
+
+    def explain(self) -> str:
+        """Every decision with its reason, one a line."""
+        return self._artifact.explanation
+
+    @property
+    def artifact(self) -> Artifact:
+        """The kernel as data."""
+        return self._artifact
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write source, machine code and metadata as files in the folder `path`, all or nothing."""
+        files.write(self._artifact, Path(path))
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        """Launches it on the current device."""
+        from flexc.launcher import Launcher
+
+        return Launcher(self._artifact)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        block_mask: BlockMask | None = None,
+        scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        captures: Mapping[str, torch.Tensor | int | float | bool] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run this kernel: q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv), of the dtypes it was made for.
+
+        A kernel with a mask needs `block_mask`. A loaded kernel needs what its mods captured, by name.
+
+        Returns:
+            out (B, Hq, L, Dv), and lse (B, Hq, L) or None where the kernel was made without it.
+
+        Raises:
+            FlexcError: tensors, captures or a block mask that it can't serve.
+        """
+        from flexc.gpu import run_kernel
+
+        values = self._bound(captures)
+        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+        block_map = None if block_mask is None else block_mask.block_map
+        return run_kernel(self, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks)
+
+    def _bound(
+        self, captures: Mapping[str, torch.Tensor | int | float | bool] | None
+    ) -> tuple[torch.Tensor | int | float | bool, ...]:
+        names = [c.name for c in self._artifact.captures]
+        if captures is None and self._values is not None:
+            return self._values
+        given = dict(captures or {})
+        missing, unknown = [n for n in names if n not in given], [n for n in given if n not in names]
+        if missing or unknown:
+            raise KernelFileError(
+                f"the kernel's mods captured {names}; missing {missing}, unknown {unknown}",
+                hint="pass captures={name: value} for each of them",
+            )
+        return tuple(given[n] for n in names)
+
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel that `Kernel.save` or `flexc precompile` wrote into the folder `path`. Nothing is compiled.
+
+    From then on `flexc.attention` uses it for calls that it fits, in this process.
+
+    Raises:
+        KernelFileError: the folder holds no kernel, or a damaged one.
+    """
+    from flexc.build import register
+
+    kernel = Kernel(files.read(Path(path)))
+    register(kernel)
+    return kernel

@@ -1,0 +1,85 @@
+"""The values of a kernel's run-time arguments, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from flexc.codegen.arguments import Argument, Source
+
+if TYPE_CHECKING:
+    from flexc.ir.blockmap import BlockMap
+
+Value = torch.Tensor | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """The tensors of a launch, all on its device; `map_offsets` and `map_runs` are int32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    sinks: torch.Tensor | None
+    map_offsets: torch.Tensor | None
+    map_runs: torch.Tensor | None
+
+
+def pack(
+    arguments: Sequence[Argument],
+    tensors: Tensors,
+    values: Sequence[Value],
+    block_map: BlockMap | None,
+    scale: float,
+    *,
+    address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,
+) -> list[int | float | torch.Tensor]:
+    """One value an argument. `address` says how a tensor is passed: as a pointer, or as itself."""
+    q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+    heads = q.shape[1]
+    shape = (heads, heads // k.shape[1], q.shape[2], k.shape[2], scale)
+    packed: list[int | float | torch.Tensor] = [address(q), address(k), address(v), address(out)]
+    if tensors.lse is not None:
+        packed.append(address(tensors.lse))
+    if tensors.sinks is not None:
+        packed.append(address(tensors.sinks))
+    if values:
+        packed += [_captured(a, values[a.slot], q.device, address) for a in arguments if a.source in _CAPTURED]
+    if block_map is not None and tensors.map_offsets is not None and tensors.map_runs is not None:
+        blocks = block_map.q_blocks
+        packed += [
+            address(tensors.map_offsets),
+            address(tensors.map_runs),
+            blocks * block_map.heads if block_map.batch > 1 else 0,
+            blocks if block_map.heads > 1 else 0,
+            block_map.block_q,
+            block_map.block_kv,
+        ]
+    packed += strides
+    packed += shape
+    return packed
+
+
+_CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})
+
+
+def _captured(
+    argument: Argument, value: Value, device: torch.device, address: Callable[[torch.Tensor], int | torch.Tensor]
+) -> int | float | torch.Tensor:
+    if argument.source is Source.SCALAR:
+        return int(value) if isinstance(value, bool) else value
+    if not isinstance(value, torch.Tensor):
+        raise AssertionError(f"{argument.name} is bound to a {type(value).__name__}")
+    if argument.source is Source.CAPTURE_STRIDE:
+        return value.stride(argument.dimension)
+    if argument.source is Source.CAPTURE_SIZE:
+        return value.shape[argument.dimension]
+    if value.device != device:
+        value = value.to(device)  # a 0-dim tensor on the CPU; the caching allocator keeps the copy until the launch ran
+    return address(value.view(torch.int8) if value.dtype is torch.bool else value)

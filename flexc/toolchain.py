@@ -1,0 +1,59 @@
+"""The disassembler and the resource report of the CUDA tools that Triton's wheel carries."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from flexc.artifact import Artifact
+from flexc.errors import BackendUnavailable, InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """`registers` a thread; `spills`: bytes of local memory a thread; `shared_memory`: bytes a block; `warps` a block."""
+
+    registers: int
+    spills: int
+    shared_memory: int
+    warps: int
+
+
+@lru_cache(maxsize=8)
+def _tool(name: str) -> Path:
+    found = find_spec("triton")
+    for root in (found.submodule_search_locations or []) if found is not None else []:
+        path = Path(root) / "backends" / "nvidia" / "bin" / name
+        if path.is_file():
+            return path
+    raise BackendUnavailable(f"{name} is missing", hint="it comes with the triton package: pip install triton")
+
+
+def _run(tool: str, *arguments: str, cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([_tool(tool), *arguments, file.name], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise InternalError(f"{tool} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def disassemble(cubin: bytes) -> str:
+    """The machine code of a cubin as text."""
+    return _run("nvdisasm", "-c", cubin=cubin)
+
+
+def resources_of(artifact: Artifact) -> Resources:
+    """What the kernel takes of the hardware, as the machine code says."""
+    text = _run("cuobjdump", "-res-usage", cubin=artifact.cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
+    if found is None:
+        raise InternalError(f"cuobjdump said nothing of resources: {text.strip()}")
+    registers, stack, static, local = map(int, found.groups())
+    return Resources(registers, stack + local, artifact.shared + static, artifact.num_warps)
