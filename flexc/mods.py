@@ -1,0 +1,227 @@
+"""The decorators, and the objects that they make."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
+
+from flexc.errors import MaskTruthValue, NotAMod
+from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
+from flexc.frontend.signature import check_arity
+from flexc.frontend.trace import Trace, trace
+from flexc.ir.graph import ModKind
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from flexc.block_mask import BlockMask
+
+Function = Callable[..., Any]
+
+
+class Mod(Traceable):
+    """A function that flexc traces. Base of `MaskMod` and `ScoreMod`; calling it calls the function."""
+
+    kind: ModKind
+
+    def __init__(self, function: Function) -> None:
+        check_arity(function, self.kind)
+        self.function = function
+        self._trace: Trace | None = None
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, for example on PyTorch tensors."""
+        return self.function(*args, **kwargs)
+
+    def trace(self) -> Trace:
+        """The traced function with the present values of what it captured.
+
+        Kept: as long as only values change, nothing is traced again. Raises a TraceError that shows the user's line.
+        """
+        known = self._trace
+        if known is not None:
+            fresh = known.refreshed()
+            if fresh is known:
+                return known
+            if fresh is not None:
+                self._trace = fresh
+                return fresh
+        with self._lock:
+            self._trace = made = trace(self.function, self.kind)
+            return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.function,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({name_of(self.function)})"
+
+
+class MaskMod(Mod):
+    """A mask: `(b, h, q_idx, kv_idx) -> bool`, True where the query may attend to the key. Composes by `&`, `|`, `~`."""
+
+    kind = ModKind.MASK
+
+    def __and__(self, other: Function) -> MaskMod:
+        return _combine(Both, self, other)
+
+    def __rand__(self, other: Function) -> MaskMod:
+        return _combine(Both, other, self)
+
+    def __or__(self, other: Function) -> MaskMod:
+        return _combine(Either, self, other)
+
+    def __ror__(self, other: Function) -> MaskMod:
+        return _combine(Either, other, self)
+
+    def __invert__(self) -> MaskMod:
+        return MaskMod(Negation(self))
+
+    def __bool__(self) -> bool:
+        raise MaskTruthValue(
+            f"the mask {name_of(self)} has no truth value",
+            hint="combine masks with `&`, `|` and `~` in place of `and`, `or` and `not`; "
+            "to test for its presence write `mask is not None`",
+        )
+
+    def block_mask(
+        self,
+        B: int | None,
+        H: int | None,
+        Q_LEN: int,
+        KV_LEN: int,
+        device: torch.device | str | None = None,
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+    ) -> BlockMask:
+        """Which tiles of the score matrix are empty, partial or full. None for B or H: the same for all."""
+        from flexc.block_mask import create_block_mask
+
+        return create_block_mask(self, B, H, Q_LEN, KV_LEN, device=device, BLOCK_SIZE=BLOCK_SIZE)
+
+    def plot(
+        self,
+        Q_LEN: int,
+        KV_LEN: int,
+        *,
+        b: int = 0,
+        h: int = 0,
+        block: bool = False,
+        block_size: int = 128,
+        ax: Axes | None = None,
+    ) -> Figure:
+        """A matplotlib figure of the mask; `block=True` draws empty, partial and full tiles."""
+        from flexc.plot import plot_mask
+
+        return plot_mask(self, Q_LEN, KV_LEN, b=b, h=h, block=block, block_size=block_size, ax=ax)
+
+    def explain(self, Q_LEN: int, KV_LEN: int) -> str:
+        """The traced formula, the key range of a row, the tile counts, and which analysis decided them."""
+        from flexc.explain import explain_mask
+
+        return explain_mask(self, Q_LEN, KV_LEN)
+
+
+class ScoreMod(Mod):
+    """A score function: `(score, b, h, q_idx, kv_idx) -> score`, with `score = q . k * scale` in 32-bit floats."""
+
+    kind = ModKind.SCORE
+
+
+def _combine(how: type[Both] | type[Either], left: Function, right: Function) -> MaskMod:
+    for operand in (left, right):
+        if isinstance(operand, ScoreMod) or not callable(operand):
+            return NotImplemented
+    return MaskMod(how(left, right))
+
+
+def mask_mod(function: Function) -> MaskMod:
+    """Decorates a mask function `(b, h, q_idx, kv_idx) -> bool`.
+
+    Raises:
+        NotAMod: `function` is no function, or a ScoreMod.
+        WrongArity: it does not take these four arguments.
+    """
+    return _make(MaskMod, function)
+
+
+def score_mod(function: Function) -> ScoreMod:
+    """Decorates a score function `(score, b, h, q_idx, kv_idx) -> number`.
+
+    Raises:
+        NotAMod: `function` is no function, or a MaskMod.
+        WrongArity: it does not take these five arguments.
+    """
+    return _make(ScoreMod, function)
+
+
+class _Memo:
+    """The mods of one function, kept with the function: they live as long as it does, and are never pickled."""
+
+    def __init__(self) -> None:
+        self.mods: dict[Any, Mod] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memo, ()
+
+
+_ATTRIBUTE = "__flexc_mods__"
+
+
+def as_mask_mod(function: Function) -> MaskMod:
+    """`function` as a MaskMod: itself if it is one, else the one made for it before. Raises as `mask_mod` does."""
+    return function if isinstance(function, MaskMod) else _remembered(MaskMod, function)
+
+
+def as_score_mod(function: Function) -> ScoreMod:
+    """`function` as a ScoreMod: itself if it is one, else the one made for it before. Raises as `score_mod` does."""
+    return function if isinstance(function, ScoreMod) else _remembered(ScoreMod, function)
+
+
+@overload
+def _make(kind: type[MaskMod], function: Function) -> MaskMod: ...
+@overload
+def _make(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
+def _make(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
+    if isinstance(function, kind):
+        return function
+    if isinstance(function, Mod):
+        raise NotAMod(
+            f"{function!r} is given where a {kind.kind.value} is needed",
+            hint=f"pass it as {function.kind.value}=",
+        )
+    if not callable(function):
+        hint = "write `mask_mod=causal`" if kind is MaskMod else "write a function (score, b, h, q_idx, kv_idx)"
+        if hasattr(function, "mask_mod"):
+            hint = "pass a block mask as block_mask="
+        raise NotAMod(f"a {kind.kind.value} is a function, not a {type(function).__name__}", hint=hint)
+    return kind(function)
+
+
+@overload
+def _remembered(kind: type[MaskMod], function: Function) -> MaskMod: ...
+@overload
+def _remembered(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
+def _remembered(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
+    """The mod is stored on the function (on the object, for a bound method), so that nothing outlives it."""
+    owner, key = getattr(function, "__self__", function), (kind, getattr(function, "__func__", None))
+    attributes = getattr(owner, "__dict__", None)
+    if isinstance(function, Mod) or not isinstance(attributes, dict):
+        return _make(kind, function)
+    memo = attributes.get(_ATTRIBUTE)
+    if not isinstance(memo, _Memo):
+        memo = attributes[_ATTRIBUTE] = _Memo()
+    mod = memo.mods.get(key)
+    if mod is None or mod.function != function:  # functools.wraps copies the attribute to another function
+        if mod is not None:
+            memo = attributes[_ATTRIBUTE] = _Memo()
+        mod = memo.mods[key] = _make(kind, function)
+    return mod  # type: ignore[return-value]
+
+
+__all__ = ["MaskMod", "Mod", "ScoreMod", "as_mask_mod", "as_score_mod", "mask_mod", "score_mod"]

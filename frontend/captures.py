@@ -1,0 +1,197 @@
+"""Copies of what a mod captured in which Python numbers are stand-ins, and a watch on every place read."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from enum import Enum
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from flexc.errors import MutationInMod
+from flexc.frontend.code import facts_of
+from flexc.frontend.compose import Composition, Traceable
+from flexc.frontend.holders import CapturedDict, CapturedList, CapturedObject
+from flexc.frontend.span import span_of_instruction
+from flexc.frontend.tracer import Tracer
+from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Watch
+
+_TRUSTED = sys.stdlib_module_names | {"torch", "numpy", "triton", "functorch", "builtins"}
+_LONGEST_LIST = 64
+"""Longer lists are watched as a whole, and their numbers are constants."""
+
+
+def _is_trusted(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in _TRUSTED
+
+
+class Captures:
+    """Makes the copies. One original has one copy, so identity and cycles survive."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.watch = Watch()
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def wrap(self, value: Any, name: str) -> tuple[Any, int]:
+        """The copy of `value` that a mod may compute with, and its leaf if it is a number or tensor."""
+        kind = type(value)
+        if kind is int or kind is float or kind is bool:
+            number = self.tracer.number(value, name)
+            return number, len(self.tracer.leaves) - 1
+        if value is None or kind is str:
+            return value, NO_LEAF
+        if isinstance(value, torch.Tensor):
+            return value, self.tracer.add_leaf(value, name)
+        known = self._copies.get(id(value))
+        if known is None:
+            copy = self._copy(value, kind, name)
+            known = self._copies.setdefault(id(value), (value, copy))
+        return known[1], NO_LEAF
+
+    def _remember(self, value: Any, copy: Any) -> Any:
+        self._copies[id(value)] = (value, copy)
+        return copy
+
+    def _copy(self, value: Any, kind: type[Any], name: str) -> Any:
+        if kind is FunctionType:
+            return self._function(value)
+        if kind is MethodType:
+            return MethodType(self.wrap(value.__func__, name)[0], self.wrap(value.__self__, "self")[0])
+        if isinstance(value, (functools.partial, Traceable, Composition)):
+            return self._callable(value, name)
+        if isinstance(value, (tuple, list, dict, set, frozenset, np.ndarray)):
+            return self._container(value, name)
+        if isinstance(value, ModuleType):
+            return value if _is_trusted(value.__name__) else CapturedObject(self, value, name)
+        if isinstance(value, type):
+            return value if _is_trusted(value.__module__) else CapturedObject(self, value, name)
+        if isinstance(value, functools._lru_cache_wrapper):
+            return self.wrap(value.__wrapped__, name)[0]
+        return CapturedObject(self, value, name) if _has_attributes(value, kind) else value
+
+    # Functions.
+
+    def _function(self, function: FunctionType) -> Any:
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+        if original is not None:
+            return self.wrap(original, function.__name__)[0]
+        if function.__closure__ is None and _is_trusted(function.__module__):
+            return function
+        facts = facts_of(function.__code__)
+        if facts.assignment is not None:
+            name, offset = facts.assignment
+            raise MutationInMod(
+                f"{function.__name__} assigns `{name}`, which outlives the call, and a mod is a pure function",
+                hint="use a local name",
+                span=span_of_instruction(function.__code__, offset),
+            )
+        read = [name for name in facts.globals if name in function.__globals__]
+        if not read and not function.__closure__ and not function.__defaults__ and not function.__kwdefaults__:
+            return function
+        return self._copied_function(function, read)
+
+    def _copied_function(self, function: FunctionType, read: list[str]) -> FunctionType:
+        names: dict[str, Any] = {"__name__": function.__module__, "__builtins__": function.__builtins__}
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        copy = FunctionType(
+            function.__code__, names, function.__name__, None, cells if function.__closure__ else None
+        )
+        self._remember(function, copy)
+        copy.__qualname__ = function.__qualname__
+        for name in read:
+            value = function.__globals__[name]
+            names[name], leaf = self.wrap(value, name)
+            self.watch.items.append(ItemPlace(value, leaf, function.__globals__, name))
+        for name, cell, own in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
+            self._cell(own, cell, name)
+        if function.__defaults__:
+            self._same_attribute(function, "__defaults__")
+            names_of = function.__code__.co_varnames[: function.__code__.co_argcount]
+            last = names_of[-len(function.__defaults__) :]
+            copy.__defaults__ = tuple(
+                self.wrap(v, n)[0] for v, n in zip(function.__defaults__, last, strict=True)
+            )
+        if function.__kwdefaults__:
+            copy.__kwdefaults__ = {
+                key: self._entry(function.__kwdefaults__, key, key) for key in function.__kwdefaults__
+            }
+        return copy
+
+    def _cell(self, own: CellType, copy: CellType, name: str) -> None:
+        try:
+            value = own.cell_contents
+        except ValueError:
+            return  # assigned later or never: reading it is the NameError that the user expects
+        copy.cell_contents, leaf = self.wrap(value, name)
+        self.watch.cells.append(CellPlace(value, leaf, own))
+
+    def _callable(self, value: Any, name: str) -> Any:
+        if isinstance(value, Traceable):
+            return self.wrap(value.function, name)[0]
+        if isinstance(value, Composition):
+            return type(value)(*(self.wrap(part, name)[0] for part in value.parts))
+        keywords = {key: self._entry(value.keywords, key, key) for key in value.keywords}
+        args = (self.wrap(arg, f"{name}.args[{i}]")[0] for i, arg in enumerate(value.args))
+        return functools.partial(self.wrap(value.func, name)[0], *args, **keywords)
+
+    # Containers.
+
+    def _entry(self, container: Any, key: Any, name: str) -> Any:
+        value = container[key]
+        copy, leaf = self.wrap(value, name)
+        self.watch.items.append(ItemPlace(value, leaf, container, key))
+        return copy
+
+    def _container(self, value: Any, name: str) -> Any:
+        if isinstance(value, tuple):
+            items = [self.wrap(item, f"{name}[{i}]")[0] for i, item in enumerate(value)]
+            return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+        if isinstance(value, dict):
+            self.watch.lengths.append((value, len(value)))
+            entries: dict[Any, Any] = self._remember(value, CapturedDict())
+            for key in value:
+                dict.__setitem__(entries, key, self._entry(value, key, f"{name}[{key!r}]"))
+            return entries
+        if isinstance(value, list) and len(value) <= _LONGEST_LIST:
+            self.watch.lengths.append((value, len(value)))
+            copy: list[Any] = self._remember(value, CapturedList())
+            for i in range(len(value)):
+                list.append(copy, self._entry(value, i, f"{name}[{i}]"))
+            return copy
+        take = _snapshot_of(value)
+        self.watch.snapshots.append((take, take()))
+        return value.copy()
+
+    # Attributes.
+
+    def attribute(self, owner: Any, attribute: str, name: str) -> Any:
+        """The copy of an attribute, watched."""
+        value = getattr(owner, attribute)
+        copy, leaf = self.wrap(value, name)
+        self.watch.attributes.append(AttributePlace(value, leaf, owner, attribute))
+        return copy
+
+    def _same_attribute(self, owner: Any, attribute: str) -> None:
+        self.watch.attributes.append(AttributePlace(getattr(owner, attribute), NO_LEAF, owner, attribute))
+
+
+def _snapshot_of(value: Any) -> Callable[[], Any]:
+    if isinstance(value, np.ndarray):
+        return lambda: (value.shape, value.dtype, value.tobytes())
+    if isinstance(value, list):
+        return lambda: tuple(item if isinstance(item, (int, float, str)) else id(item) for item in value)
+    return lambda: frozenset(value)
+
+
+def _has_attributes(value: Any, kind: type[Any]) -> bool:
+    """Whether something that a mod reads may hide in attributes of `value`."""
+    if isinstance(value, torch.nn.Module):
+        return True
+    if isinstance(value, (Enum, BaseException)) or kind.__module__.partition(".")[0] in ("torch", "numpy", "builtins"):
+        return False
+    return hasattr(value, "__dict__") or hasattr(kind, "__slots__")

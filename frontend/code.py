@@ -1,0 +1,43 @@
+"""What a code object reads and writes outside of itself."""
+
+from __future__ import annotations
+
+import dis
+from dataclasses import dataclass
+from types import CodeType
+from weakref import WeakKeyDictionary
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """Global names read, and the offset of an instruction that assigns a name of an outer scope, if there is one."""
+
+    globals: tuple[str, ...]
+    assignment: tuple[str, int] | None
+
+
+_known: WeakKeyDictionary[CodeType, CodeFacts] = WeakKeyDictionary()
+
+
+def facts_of(code: CodeType) -> CodeFacts:
+    """The facts of `code` and of the functions defined in it."""
+    facts = _known.get(code)
+    if facts is None:
+        facts = _known[code] = _scan(code)
+    return facts
+
+
+def _scan(code: CodeType) -> CodeFacts:
+    names: dict[str, None] = {}
+    assignment = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names[str(instruction.argval)] = None
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+            instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in code.co_freevars
+        ):
+            assignment = assignment or (str(instruction.argval), instruction.offset)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= dict.fromkeys(facts_of(constant).globals)
+    return CodeFacts(tuple(names), assignment)

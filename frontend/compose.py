@@ -1,0 +1,69 @@
+"""Compositions of masks, and the base of everything that stands for a function to trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+class Traceable:
+    """Something that stands for a function: a decorated mod."""
+
+    function: Function
+
+
+class Composition:
+    """A mask made of other masks, `parts`."""
+
+    parts: tuple[Function, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.parts
+
+
+class Both(Composition):
+    """`left & right`."""
+
+    def __init__(self, left: Function, right: Function) -> None:
+        self.parts = (left, right)
+        self.__name__ = f"{name_of(left)} & {name_of(right)}"
+
+    def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """Whether both allow the pair."""
+        left, right = self.parts
+        return left(b, h, q_idx, kv_idx) & right(b, h, q_idx, kv_idx)
+
+
+class Either(Composition):
+    """`left | right`."""
+
+    def __init__(self, left: Function, right: Function) -> None:
+        self.parts = (left, right)
+        self.__name__ = f"{name_of(left)} | {name_of(right)}"
+
+    def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """Whether one allows the pair."""
+        left, right = self.parts
+        return left(b, h, q_idx, kv_idx) | right(b, h, q_idx, kv_idx)
+
+
+class Negation(Composition):
+    """`~mask`."""
+
+    def __init__(self, mask: Function) -> None:
+        self.parts = (mask,)
+        self.__name__ = f"~{name_of(mask)}"
+
+    def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """Whether the mask refuses the pair."""
+        allowed = self.parts[0](b, h, q_idx, kv_idx)
+        return not allowed if isinstance(allowed, bool) else ~allowed
+
+
+def name_of(function: Function) -> str:
+    """How a function is called in messages; compositions in brackets."""
+    name = getattr(function, "__name__", None) or type(function).__name__
+    inner = function.function if isinstance(function, Traceable) else function
+    return f"({name})" if isinstance(inner, (Both, Either)) else str(name)

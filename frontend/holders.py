@@ -1,0 +1,160 @@
+"""Read-only stand-ins for captured lists, dicts, objects, classes and modules."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from flexc.errors import MutationInMod
+from flexc.frontend.span import span_here
+
+if TYPE_CHECKING:
+    from flexc.frontend.captures import Captures
+
+_MISSING = object()
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise MutationInMod(
+            f"a mod changes {what} that it captured, and a mod is a pure function",
+            hint="compute new values, or change it outside the mod",
+            span=span_here(),
+        )
+
+    return method
+
+
+class CapturedList(list[Any]):
+    """A captured list; changing it is an error."""
+
+
+class CapturedDict(dict[Any, Any]):
+    """A captured dict; changing it is an error."""
+
+
+def _install() -> None:
+    for name in "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split():
+        setattr(CapturedList, name, _refuse("a list"))
+    for name in "__setitem__ __delitem__ pop popitem clear update setdefault __ior__".split():
+        setattr(CapturedDict, name, _refuse("a dict"))
+
+
+_install()
+
+
+class CapturedObject:
+    """A captured object, class or module: its attributes are captures, its methods run on this stand-in."""
+
+    __slots__ = ("_attributes", "_captures", "_name", "_object")
+
+    def __init__(self, captures: Captures, value: Any, name: str) -> None:
+        object.__setattr__(self, "_captures", captures)
+        object.__setattr__(self, "_object", value)
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_attributes", {})
+
+    def __getattribute__(self, name: str) -> Any:
+        value = _own(self, "_object")
+        if name == "__class__":
+            return type(value)
+        attributes = _own(self, "_attributes")
+        found = attributes.get(name, _MISSING)
+        if found is _MISSING:
+            found = _attribute(self, value, name)
+            if not isinstance(_static(value, name), property):
+                attributes[name] = found
+        return found
+
+    __setattr__ = _refuse("an object")
+    __delattr__ = _refuse("an object")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = _own(self, "_object")
+        if isinstance(value, type):
+            return value(*args, **kwargs)
+        method = _own(self, "_captures").wrap(getattr(type(value), "forward", type(value).__call__), "__call__")[0]
+        if isinstance(value, _module_class()):
+            return self.forward(*args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, _own(self, "_object"))
+
+    def __eq__(self, other: object) -> Any:
+        return _own(self, "_object") == _original(other)
+
+    def __hash__(self) -> int:
+        return hash(_own(self, "_object"))
+
+    def __bool__(self) -> bool:
+        value = _own(self, "_object")
+        if hasattr(type(value), "__bool__"):
+            return bool(_special(self, "__bool__"))
+        return bool(len(self)) if hasattr(type(value), "__len__") else True
+
+    def __len__(self) -> int:
+        return int(_special(self, "__len__"))
+
+    def __getitem__(self, index: Any) -> Any:
+        return _special(self, "__getitem__", index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_special(self, "__iter__"))
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(_special(self, "__contains__", item))
+
+    def __repr__(self) -> str:
+        return f"captured {_own(self, '_name')}"
+
+
+@functools.cache
+def _module_class() -> type[Any]:
+    import torch
+
+    return torch.nn.Module
+
+
+def _own(holder: CapturedObject, name: str) -> Any:
+    return object.__getattribute__(holder, name)
+
+
+def _original(value: Any) -> Any:
+    return _own(value, "_object") if type(value) is CapturedObject else value
+
+
+def _static(value: Any, name: str) -> Any:
+    owner = value if isinstance(value, type) else type(value)
+    return inspect.getattr_static(owner, name, None)
+
+
+def _special(holder: CapturedObject, name: str, *args: Any) -> Any:
+    """A special method: run on the stand-in if it is written in Python, else on the original."""
+    value, captures = _own(holder, "_object"), _own(holder, "_captures")
+    method = getattr(type(value), name, None)
+    if isinstance(method, FunctionType):
+        return captures.wrap(method, name)[0](holder, *args)
+    if method is None:
+        raise TypeError(f"{type(value).__name__!r} object does not support {name}")
+    return captures.wrap(method(value, *args), f"{_own(holder, '_name')}.{name}")[0]
+
+
+def _attribute(holder: CapturedObject, value: Any, name: str) -> Any:
+    captures = _own(holder, "_captures")
+    full = f"{_own(holder, '_name')}.{name}"
+    if name in getattr(value, "__dict__", ()):
+        return captures.attribute(value, name, full)
+    static = _static(value, name)
+    if isinstance(value, type):
+        return captures.attribute(value, name, full)
+    if isinstance(static, FunctionType):
+        return MethodType(captures.attribute(type(value), name, full), holder)
+    if isinstance(static, property) and static.fget is not None:
+        return captures.wrap(static.fget, full)[0](holder)
+    if isinstance(static, functools.cached_property):
+        return captures.wrap(static.func, full)[0](holder)
+    return captures.attribute(value, name, full)

@@ -1,0 +1,232 @@
+"""Functions that the expression language lacks, written in the ones that it has. All take and give expressions."""
+
+from __future__ import annotations
+
+import math
+
+from flexc.ir import build
+from flexc.ir.expr import Expr
+from flexc.ir.ops import Op
+from flexc.ir.types import DType
+
+F32 = DType.F32
+INF = build.const(math.inf)
+
+
+def f32(value: float) -> Expr:
+    """A float literal."""
+    return build.const(float(value))
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    """`a + b`; of booleans: or, as in PyTorch."""
+    if a.dtype is DType.BOOL and b.dtype is DType.BOOL:
+        return build.logic(Op.OR, a, b)
+    return build.binary(Op.ADD, a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    """`a - b`."""
+    return build.binary(Op.SUB, a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    """`a * b`; of booleans: and, as in PyTorch."""
+    if a.dtype is DType.BOOL and b.dtype is DType.BOOL:
+        return build.logic(Op.AND, a, b)
+    return build.binary(Op.MUL, a, b)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    """Float division."""
+    return build.binary(Op.DIV, a, b)
+
+
+def neg(x: Expr) -> Expr:
+    """`-x`."""
+    return build.unary(Op.NEG, x)
+
+
+def absolute(x: Expr) -> Expr:
+    """`|x|`."""
+    return build.unary(Op.ABS, x)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    """The larger."""
+    return build.binary(Op.MAX, a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """The smaller."""
+    return build.binary(Op.MIN, a, b)
+
+
+def less(a: Expr, b: Expr) -> Expr:
+    """`a < b`."""
+    return build.compare(Op.LT, a, b)
+
+
+def equal(a: Expr, b: Expr) -> Expr:
+    """`a == b`."""
+    return build.compare(Op.EQ, a, b)
+
+
+def exp(x: Expr) -> Expr:
+    """e to the x."""
+    return build.unary(Op.EXP, x)
+
+
+def log(x: Expr) -> Expr:
+    """The natural logarithm."""
+    return build.unary(Op.LOG, x)
+
+
+def floor(x: Expr) -> Expr:
+    """The integer below; integers are their own."""
+    return build.unary(Op.FLOOR, x) if x.dtype is F32 else x
+
+
+def ceil(x: Expr) -> Expr:
+    """The integer above."""
+    return neg(floor(neg(x))) if x.dtype is F32 else x
+
+
+def trunc(x: Expr) -> Expr:
+    """The integer toward zero."""
+    return build.where(less(x, f32(0)), ceil(x), floor(x)) if x.dtype is F32 else x
+
+
+def round_half_even(x: Expr) -> Expr:
+    """The nearest integer, ties to the even one."""
+    if x.dtype is not F32:
+        return x
+    below = floor(x)
+    part = sub(x, below)
+    odd = equal(sub(below, mul(f32(2), floor(mul(below, f32(0.5))))), f32(1))
+    up = build.logic(Op.OR, less(f32(0.5), part), build.logic(Op.AND, equal(part, f32(0.5)), odd))
+    return build.where(up, add(below, f32(1)), below)
+
+
+def floor_divide(a: Expr, b: Expr) -> Expr:
+    """Division rounded down, of integers or floats."""
+    return build.binary(Op.FLOORDIV, a, b)
+
+
+def trunc_divide(a: Expr, b: Expr) -> Expr:
+    """Division rounded toward zero, of integers or floats."""
+    if F32 in (a.dtype, b.dtype):
+        return trunc(div(a, b))
+    sign = mul(build.unary(Op.SIGN, a), build.unary(Op.SIGN, b))
+    return mul(floor_divide(absolute(a), absolute(b)), sign)
+
+
+def remainder(a: Expr, b: Expr) -> Expr:
+    """The remainder that has the sign of `b`."""
+    return build.binary(Op.MOD, a, b)
+
+
+def fmod(a: Expr, b: Expr) -> Expr:
+    """The remainder that has the sign of `a`."""
+    return sub(a, mul(trunc_divide(a, b), b))
+
+
+def power(a: Expr, b: Expr) -> Expr:
+    """`a ** b`: products for small literal exponents, exact for integers."""
+    if b.op is Op.CONST and b.attr in (1, 2, 3):
+        result = a
+        for _ in range(int(b.attr) - 1):
+            result = mul(result, a)
+        return result
+    if F32 not in (a.dtype, b.dtype):
+        return _integer_power(a, b)
+    if b.op is Op.CONST and b.attr == 0.5:
+        return build.unary(Op.SQRT, a)
+    if b.op is Op.CONST and b.attr == -1.0:
+        return div(f32(1), a)
+    if a.op is Op.CONST and a.attr == 2:
+        return build.unary(Op.EXP2, b)
+    return build.binary(Op.POW, a, b)
+
+
+def _integer_power(a: Expr, b: Expr) -> Expr:
+    """By squaring over the bits of the exponent; one past 63 acts as 62 or 63 (all of them are 0, 1, -1 or wrap)."""
+    a, b = build.unify(a, b, least=DType.I32)
+    big = build.const(63)
+    exponent = build.where(less(big, b), add(build.const(62), build.binary(Op.BIT_AND, b, build.const(1))), b)
+    result: Expr = build.const(1, a.dtype)
+    factor = a
+    for bit in range(6):
+        one = build.binary(Op.BIT_AND, build.binary(Op.SHR, exponent, build.const(bit)), build.const(1))
+        result = mul(result, build.where(equal(one, build.const(1)), factor, build.const(1, a.dtype)))
+        factor = mul(factor, factor)
+    unit = equal(absolute(a), build.const(1))
+    reciprocal = build.where(unit, result, build.const(0, a.dtype))
+    return build.where(less(b, build.const(0)), reciprocal, result)
+
+
+def log1p(x: Expr) -> Expr:
+    """log(1 + x), accurate near 0: the rounding of 1 + x is divided out."""
+    x = build.cast(x, F32)
+    u = add(f32(1), x)
+    exact = build.logic(Op.OR, equal(u, f32(1)), equal(u, INF))
+    return build.where(exact, x, div(mul(log(u), x), sub(u, f32(1))))
+
+
+def expm1(x: Expr) -> Expr:
+    """exp(x) - 1, accurate near 0: the rounding of exp(x) is divided out."""
+    x = build.cast(x, F32)
+    u = exp(x)
+    difference = sub(u, f32(1))
+    plain = build.logic(Op.OR, less(u, f32(0.5)), less(f32(2), u))
+    near = build.where(equal(u, f32(1)), x, div(mul(difference, x), log(u)))
+    return build.where(plain, difference, near)
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return build.unary(Op.SIGMOID, x)
+
+
+def tanh(x: Expr) -> Expr:
+    """The hyperbolic tangent."""
+    return build.unary(Op.TANH, x)
+
+
+def gelu_erf(x: Expr) -> Expr:
+    """x times the normal distribution function."""
+    inner = add(f32(1), build.unary(Op.ERF, mul(x, f32(math.sqrt(0.5)))))
+    return mul(mul(x, f32(0.5)), inner)
+
+
+def gelu_tanh(x: Expr) -> Expr:
+    """The approximation of gelu by tanh."""
+    inner = mul(f32(math.sqrt(2 / math.pi)), add(x, mul(f32(0.044715), mul(x, mul(x, x)))))
+    return mul(mul(x, f32(0.5)), add(f32(1), tanh(inner)))
+
+
+def logaddexp(a: Expr, b: Expr) -> Expr:
+    """log(exp(a) + exp(b)), without overflow; equal operands may be infinite."""
+    a, b = build.cast(a, F32), build.cast(b, F32)
+    general = add(maximum(a, b), log1p(exp(neg(absolute(sub(a, b))))))
+    return build.where(equal(a, b), add(a, f32(math.log(2))), general)
+
+
+def softplus(x: Expr) -> Expr:
+    """log(1 + exp(x)), without overflow."""
+    return add(maximum(x, f32(0)), log1p(exp(neg(absolute(x)))))
+
+
+def is_nan(x: Expr) -> Expr:
+    """Whether x is NaN; integers never are."""
+    return build.compare(Op.NE, x, x) if x.dtype is F32 else build.FALSE
+
+
+def is_infinite(x: Expr) -> Expr:
+    """Whether x is infinite."""
+    return equal(absolute(x), INF) if x.dtype is F32 else build.FALSE
+
+
+def is_finite(x: Expr) -> Expr:
+    """Whether x is neither NaN nor infinite."""
+    return less(absolute(x), INF) if x.dtype is F32 else build.TRUE

@@ -1,0 +1,127 @@
+"""What a mod must take and return."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from flexc.errors import Span, WrongArity, WrongReturnType
+from flexc.frontend.compose import Composition, Traceable, name_of
+from flexc.frontend.proxy import Traced
+from flexc.frontend.source import code_of
+from flexc.frontend.span import span_of_code
+from flexc.frontend.tracer import Tracer
+from flexc.ir import build
+from flexc.ir.expr import Expr
+from flexc.ir.graph import ModKind
+from flexc.ir.types import DType
+
+ARGUMENTS = {
+    ModKind.MASK: ("b", "h", "q_idx", "kv_idx"),
+    ModKind.SCORE: ("score", "b", "h", "q_idx", "kv_idx"),
+}
+_VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+
+
+def check_arity(function: Callable[..., Any], kind: ModKind) -> None:
+    """Raises WrongArity when `function` cannot be called with the arguments of `kind`."""
+    while isinstance(function, Traceable):
+        function = function.function
+    if isinstance(function, Composition):
+        for part in function.parts:
+            check_arity(part, kind)
+        return
+    wanted = len(ARGUMENTS[kind])
+    if type(function) is FunctionType:
+        code = function.__code__
+        required = code.co_argcount - len(function.__defaults__ or ())
+        most = wanted if code.co_flags & _VARARGS else code.co_argcount
+        missing_keywords = code.co_kwonlyargcount > len(function.__kwdefaults__ or ())
+        if required <= wanted <= most and not missing_keywords:
+            return
+    elif _binds(function, wanted):
+        return
+    raise _wrong_arity(function, kind)
+
+
+def _binds(function: Callable[..., Any], wanted: int) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True  # a builtin that does not say; calling it will tell
+    try:
+        signature.bind(*range(wanted))
+    except TypeError:
+        return False
+    return True
+
+
+def _wrong_arity(function: Callable[..., Any], kind: ModKind) -> WrongArity:
+    arguments = ARGUMENTS[kind]
+    other = ModKind.SCORE if kind is ModKind.MASK else ModKind.MASK
+    signature = inspect.signature(function)
+    hint = f"write `def {_identifier(function)}({', '.join(arguments)})`"
+    if len(signature.parameters) == len(ARGUMENTS[other]):
+        hint = f"it takes the arguments of a {other.value}: pass it as {other.value}=, or {hint}"
+    code = code_of(function)
+    return WrongArity(
+        f"`{name_of(function)}` takes {signature}, but a {kind.value} is called with ({', '.join(arguments)})",
+        hint=hint,
+        span=None if code is None else span_of_code(code, _def_line(code)),
+    )
+
+
+def _identifier(function: Callable[..., Any]) -> str:
+    name = name_of(function)
+    return name if name.isidentifier() else "mod"
+
+
+def _def_line(code: Any) -> int:
+    """The line of `def`, past decorators: Python counts a function from its first decorator."""
+    import linecache
+
+    line = int(code.co_firstlineno)
+    while linecache.getline(code.co_filename, line).lstrip().startswith("@"):
+        line += 1
+    return line
+
+
+def check_result(tracer: Tracer, result: Any, kind: ModKind, span: Span | None) -> Expr:
+    """The root of the graph. Raises WrongReturnType."""
+    if result is None:
+        raise _wrong_result("None", kind, "add a `return`", span)
+    if isinstance(result, (tuple, list, dict, str)) or not tracer.is_operand(result):
+        raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", span)
+    value = tracer.lift(result)
+    if value.sizes:
+        shape = ", ".join(str(int(size)) for size in value.sizes)
+        raise _wrong_result(
+            f"a tensor of shape ({shape})",
+            kind,
+            "index every dimension of captured tensors, or reduce: `.any(-1)`, `.sum(-1)`",
+            span,
+        )
+    return _mask_root(value, span) if kind is ModKind.MASK else _score_root(value, span)
+
+
+def _mask_root(value: Traced, span: Span | None) -> Expr:
+    if value.dtype is not torch.bool:
+        hint = "compare: `return x != 0`" if not value.dtype.is_floating_point else "return a comparison"
+        raise _wrong_result(f"a value of {value.dtype}", ModKind.MASK, hint, span)
+    return value.value
+
+
+def _score_root(value: Traced, span: Span | None) -> Expr:
+    if value.dtype is torch.bool:
+        hint = "a condition is a mask_mod: pass it as mask_mod=, or return torch.where(condition, score, -inf)"
+        raise _wrong_result("a boolean", ModKind.SCORE, hint, span)
+    return build.cast(value.value, DType.F32)
+
+
+def _wrong_result(what: str, kind: ModKind, hint: str, span: Span | None) -> WrongReturnType:
+    wanted = "one boolean" if kind is ModKind.MASK else "one number"
+    return WrongReturnType(f"a {kind.value} returns {wanted}, but this one returned {what}", hint=hint, span=span)

@@ -1,0 +1,167 @@
+"""Tracing: call the user's function once with traced values, and keep what it read for later calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from flexc.errors import Span
+from flexc.frontend import factories, indexing, reductions, shapes, torch_choices, torch_ops
+from flexc.frontend.captures import Captures
+from flexc.frontend.dispatch import TracingMode
+from flexc.frontend.host import Program
+from flexc.frontend.proxy import Traced
+from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
+from flexc.frontend.source import code_of, source_of
+from flexc.frontend.span import span_of_code, span_of_instruction
+from flexc.frontend.tracer import Slot, Tracer, Value, number_storage
+from flexc.frontend.watch import Checks, Watch
+from flexc.ir import build
+from flexc.ir.graph import Capture, ModGraph, ModKind
+from flexc.ir.ops import Input
+from flexc.ir.verify import verify
+
+_OPERATIONS = (factories, indexing, reductions, shapes, torch_choices, torch_ops)  # importing them fills the table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """How to make the values of a trace again: what was read, and the program of captured numbers."""
+
+    watch: Watch
+    checks: Checks
+    leaves: tuple[Any, ...]
+    program: Program
+    guards: tuple[tuple[int, Any], ...]
+    slots: tuple[Slot, ...]
+    tensors: tuple[tuple[torch.Tensor, torch.dtype, int], ...]
+    shapes: tuple[tuple[torch.Tensor, tuple[int, ...]], ...]
+
+    def unchanged(self) -> bool:
+        """Whether everything that was read is still the same object, and tensors have their dtypes and shapes."""
+        if not self.checks.unchanged():
+            return False
+        for tensor, dtype, rank in self.tensors:
+            if tensor.dtype is not dtype or tensor.ndim != rank:
+                return False
+        return all(tuple(tensor.shape) == shape for tensor, shape in self.shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A traced mod: the graph, and the values of its captures by slot at the time of the trace."""
+
+    graph: ModGraph
+    values: tuple[Value, ...]
+    reads: Reads | None = field(repr=False)
+
+    def refreshed(self) -> Trace | None:
+        """This trace with the captures' present values; itself if nothing changed, None if it no longer holds.
+
+        It no longer holds when a captured function or object is another one, a tensor has another dtype or rank, a
+        number that Python itself needed has another value, or something was read that cannot be watched.
+        """
+        reads = self.reads
+        if reads is None:
+            return None
+        return self if reads.unchanged() else _reread(self, reads)
+
+    def current(self) -> tuple[Value, ...] | None:
+        """The values as they are now; None when the mod must be traced again."""
+        trace = self.refreshed()
+        return None if trace is None else trace.values
+
+
+def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
+    """Traces a mask_mod `(b, h, q_idx, kv_idx) -> bool` or score_mod `(score, b, h, q_idx, kv_idx) -> number`.
+
+    Raises a TraceError that shows the user's line, or whatever the function itself raises.
+    """
+    check_arity(function, kind)
+    tracer = Tracer()
+    captures = Captures(tracer)
+    traceable = captures.wrap(function, getattr(function, "__name__", "mod"))[0]
+    with TracingMode(tracer):
+        result = traceable(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
+    root = check_result(tracer, result, kind, _return_span(function))
+    graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
+    verify(graph)
+    return _finish(graph, tracer, captures.watch)
+
+
+def _argument(tracer: Tracer, name: str) -> Traced:
+    which = Input(name)
+    dtype = torch.float32 if which is Input.SCORE else torch.int32
+    return Traced(tracer, dtype, build.input_(which))
+
+
+def _return_span(function: Callable[..., Any]) -> Span | None:
+    """The first `return` of the function."""
+    import dis
+
+    code = code_of(function)
+    if code is None:
+        return None
+    last = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            last = instruction.offset
+    return span_of_code(code) if last is None else span_of_instruction(code, last)
+
+
+def _finish(graph: ModGraph, tracer: Tracer, watch: Watch) -> Trace:
+    leaves = tuple(tracer.leaves)
+    done = tracer.program.run(leaves)
+    values = _values(tracer.slots, leaves, done)
+    if tracer.volatile:
+        return Trace(graph, values, None)
+    guards = tuple(tracer.guards.items())
+    return Trace(graph, values, _reads(watch, leaves, tracer.program, guards, tuple(tracer.slots)))
+
+
+def _reads(
+    watch: Watch,
+    leaves: tuple[Any, ...],
+    program: Program,
+    guards: tuple[tuple[int, Any], ...],
+    slots: tuple[Slot, ...],
+) -> Reads:
+    tensors = tuple((leaf, leaf.dtype, leaf.ndim) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    sized = sorted(program.sized_leaves())
+    shapes_ = tuple((leaves[leaf], tuple(leaves[leaf].shape)) for leaf in sized)
+    return Reads(watch, watch.compile(), leaves, program, guards, slots, tensors, shapes_)
+
+
+def _values(slots: list[Slot] | tuple[Slot, ...], leaves: tuple[Any, ...], done: list[Any]) -> tuple[Value, ...]:
+    return tuple(leaves[s.leaf] if s.leaf is not None else done[s.step or 0] for s in slots)
+
+
+def _reread(old: Trace, reads: Reads) -> Trace | None:
+    if not reads.checks.contents_hold():
+        return None
+    leaves = list(reads.leaves)
+    watch = reads.watch.reread(leaves)
+    if watch is None:
+        return None
+    fresh = tuple(leaves)
+    try:
+        done = reads.program.run(fresh)
+    except Exception:  # the user's own arithmetic: tracing again raises it at the user's line
+        return None
+    for step, value in reads.guards:
+        if type(done[step]) is not type(value) or done[step] != value:
+            return None
+    values = _values(reads.slots, fresh, done)
+    if not all(_fits(c, v) for c, v in zip(old.graph.captures, values, strict=True)):
+        return None
+    return replace(old, values=values, reads=_reads(watch, fresh, reads.program, reads.guards, reads.slots))
+
+
+def _fits(capture: Capture, value: Value) -> bool:
+    if isinstance(value, torch.Tensor):
+        return capture.rank == value.ndim
+    storage = number_storage(value)
+    return storage is capture.storage
