@@ -10,19 +10,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from flexc.errors import InternalError
+from flexc.ir.arrays import Array, Namespace, bool_type, convert
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.types import DType
-
-# A numpy array or scalar, or a torch tensor: ir never imports torch, so no narrower type has a name here.
-Array: TypeAlias = Any
-# numpy or torch, the module itself.
-Namespace: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +68,9 @@ def dtype_of(env: Env, dtype: DType) -> Any:
     """The array library's type for a node type."""
     if dtype is DType.F32:
         return env.float_dtype
-    return {DType.BOOL: env.xp.bool, DType.I32: env.xp.int32, DType.I64: env.xp.int64}[dtype]
+    if dtype is DType.BOOL:
+        return bool_type(env.xp)
+    return env.xp.int32 if dtype is DType.I32 else env.xp.int64
 
 
 def _is_numpy(env: Env) -> bool:
@@ -86,12 +84,6 @@ def _number(env: Env, value: Any, dtype: DType) -> Array:
         bits = 32 if dtype is DType.I32 else 64
         value = (int(value) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
     return target(value) if _is_numpy(env) else env.xp.tensor(value, dtype=target)
-
-
-def _convert(env: Env, x: Array, dtype: Any) -> Array:
-    if _is_numpy(env):
-        return np.asarray(x).astype(dtype, copy=False)
-    return x.to(dtype)
 
 
 def _const(env: Env, node: Expr) -> Array:
@@ -112,7 +104,7 @@ def _scalar(env: Env, node: Expr) -> Array:
     value = env.values[node.attr]
     if isinstance(value, bool | int | float):
         return _number(env, value, node.dtype)
-    return _convert(env, value, dtype_of(env, node.dtype))
+    return convert(env.xp, value, dtype_of(env, node.dtype))
 
 
 def _size(env: Env, node: Expr) -> Array:
@@ -125,7 +117,7 @@ def _load(env: Env, node: Expr, *indices: Array) -> Array:
     assert isinstance(node.attr, int)
     source, target = env.values[node.attr], dtype_of(env, node.dtype)
     if not indices:
-        return _convert(env, source, target)
+        return convert(env.xp, source, target)
     if 0 in source.shape:
         shape = np.broadcast_shapes(*(tuple(i.shape) for i in indices))
         return _zeros(env, shape, target, source)
@@ -143,13 +135,13 @@ def _zeros(env: Env, shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 
 def _wrap(env: Env, index: Array, length: int) -> Array:
     """A valid position: negative indices count from the end, what is still outside is clamped."""
-    index = _convert(env, index, env.xp.int64)
+    index = convert(env.xp, index, env.xp.int64)
     index = env.xp.where(index < 0, index + length, index)
     return index.clip(0, length - 1)
 
 
 def _cast(env: Env, node: Expr, x: Array) -> Array:
-    return _convert(env, x, dtype_of(env, node.dtype))
+    return convert(env.xp, x, dtype_of(env, node.dtype))
 
 
 def _safe_divisor(env: Env, divisor: Array) -> Array:

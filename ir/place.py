@@ -76,8 +76,8 @@ def place(*roots: Expr) -> dict[Expr, Placement]:
 def hoists(*roots: Expr) -> Hoists:
     """The largest subexpressions of each level that a higher level reads; a root counts as read by all.
 
-    Left out as not worth a name: literals, inputs, captured numbers, sizes, and conversions of those that hold
-    for the whole kernel. What belongs to the kernel is counted with the head.
+    Left out as not worth a name: literals, inputs, captured numbers, sizes, and conversions of those that
+    hold for the whole kernel. What belongs to the kernel is counted with the head.
 
     Example: of `score + slopes[h] * float(q_idx - kv_idx)`, head is `slopes[h]`.
     """

@@ -76,6 +76,8 @@ def _sub(x: Expr) -> Expr | None:
         return None
     if a is b:
         return const(0, x.dtype)
+    if b.op is Op.MUL and b.args[0].op is Op.FLOORDIV and b.args[0].args == (a, b.args[1]):
+        return binary(Op.MOD, a, b.args[1])
     if a.op is Op.ADD and b in a.args:
         return a.args[1] if a.args[0] is b else a.args[0]
     return _merge_offsets(x)

@@ -20,9 +20,9 @@ def split_score(root: Expr) -> tuple[Expr, Expr | None]:
 
     Found: `where(c, s, -inf)` with either arm, nested, in a MIN, floored, scaled by a positive literal, and
     with anything added or subtracted, as in `s + where(c, 0, -inf)`. What is added to -inf is taken to be
-    neither NaN nor +inf: a masked pair stays masked. Not found: finite "infinities" such as -1e9, which do take
-    part in the softmax of a row that has nothing else, and infinities inside captured tensors. Both results
-    are simplified.
+    neither NaN nor +inf: a masked pair stays masked. Not found: finite "infinities" such as -1e9, which do
+    take part in the softmax of a row that has nothing else, and infinities inside captured tensors. Both
+    results are simplified.
     """
     score, mask = fold([root], _split)[root]
     mask = simplify(mask) if mask is not None else None
