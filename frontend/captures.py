@@ -29,6 +29,16 @@ def _is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
+class NoContext:
+    """The context of a torch.autograd.Function whose backward is never called."""
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Nothing is saved."""
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Nothing is marked."""
+
+
 class Captures:
     """Makes the copies. One original has one copy, so identity and cycles survive."""
 
@@ -61,6 +71,8 @@ class Captures:
         if kind is FunctionType:
             return self._function(value)
         if kind is MethodType:
+            if isinstance(value.__self__, type) and issubclass(value.__self__, torch.autograd.Function):
+                return self._autograd_function(value.__self__, name)
             return MethodType(self.wrap(value.__func__, name)[0], self.wrap(value.__self__, "self")[0])
         if isinstance(value, (functools.partial, Traceable, Composition)):
             return self._callable(value, name)
@@ -138,6 +150,12 @@ class Captures:
         keywords = {key: self._entry(value.keywords, key, key) for key in value.keywords}
         args = (self.wrap(arg, f"{name}.args[{i}]")[0] for i, arg in enumerate(value.args))
         return functools.partial(self.wrap(value.func, name)[0], *args, **keywords)
+
+    def _autograd_function(self, cls: type[torch.autograd.Function], name: str) -> Any:
+        """What `cls.apply` computes; the gradient of the graph replaces its own."""
+        forward = self.wrap(cls.forward, name)[0]
+        takes_context = cls.setup_context is torch.autograd.Function.setup_context
+        return functools.partial(forward, NoContext()) if takes_context else forward
 
     # Containers.
 

@@ -45,9 +45,19 @@ def operands(value: Any) -> list[Traced | TracedNumber]:
     return found
 
 
-def realisable(args: Any, kwargs: Any) -> bool:
+def realisable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether no input of the mod takes part in these arguments."""
-    return all(o.real is not None for o in operands((args, kwargs)) if isinstance(o, Traced))
+    for arg in args:
+        if isinstance(arg, Traced):
+            if arg.real is None:
+                return False
+        elif isinstance(arg, (tuple, list, slice)) and not _all_real(arg):
+            return False
+    return not kwargs or _all_real(kwargs)
+
+
+def _all_real(value: Any) -> bool:
+    return all(o.real is not None for o in operands(value) if isinstance(o, Traced))
 
 
 def _realise(operand: Traced | TracedNumber) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+import linecache
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -13,7 +15,7 @@ from flexc.errors import Span, WrongArity, WrongReturnType
 from flexc.frontend.compose import Composition, Traceable, name_of
 from flexc.frontend.proxy import Traced
 from flexc.frontend.source import code_of
-from flexc.frontend.span import span_of_code
+from flexc.frontend.span import span_of_code, span_of_instruction
 from flexc.frontend.tracer import Tracer
 from flexc.ir import build
 from flexc.ir.expr import Expr
@@ -82,20 +84,18 @@ def _identifier(function: Callable[..., Any]) -> str:
 
 def _def_line(code: Any) -> int:
     """The line of `def`, past decorators: Python counts a function from its first decorator."""
-    import linecache
-
     line = int(code.co_firstlineno)
     while linecache.getline(code.co_filename, line).lstrip().startswith("@"):
         line += 1
     return line
 
 
-def check_result(tracer: Tracer, result: Any, kind: ModKind, span: Span | None) -> Expr:
+def check_result(tracer: Tracer, result: Any, kind: ModKind, function: Callable[..., Any]) -> Expr:
     """The root of the graph. Raises WrongReturnType."""
     if result is None:
-        raise _wrong_result("None", kind, "add a `return`", span)
+        raise _wrong_result("None", kind, "add a `return`", function)
     if isinstance(result, (tuple, list, dict, str)) or not tracer.is_operand(result):
-        raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", span)
+        raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", function)
     value = tracer.lift(result)
     if value.sizes:
         shape = ", ".join(str(int(size)) for size in value.sizes)
@@ -103,25 +103,41 @@ def check_result(tracer: Tracer, result: Any, kind: ModKind, span: Span | None) 
             f"a tensor of shape ({shape})",
             kind,
             "index every dimension of captured tensors, or reduce: `.any(-1)`, `.sum(-1)`",
-            span,
+            function,
         )
-    return _mask_root(value, span) if kind is ModKind.MASK else _score_root(value, span)
+    return _mask_root(value, function) if kind is ModKind.MASK else _score_root(value, function)
 
 
-def _mask_root(value: Traced, span: Span | None) -> Expr:
+def _mask_root(value: Traced, function: Callable[..., Any]) -> Expr:
     if value.dtype is not torch.bool:
         hint = "compare: `return x != 0`" if not value.dtype.is_floating_point else "return a comparison"
-        raise _wrong_result(f"a value of {value.dtype}", ModKind.MASK, hint, span)
+        raise _wrong_result(f"a value of {value.dtype}", ModKind.MASK, hint, function)
     return value.value
 
 
-def _score_root(value: Traced, span: Span | None) -> Expr:
+def _score_root(value: Traced, function: Callable[..., Any]) -> Expr:
     if value.dtype is torch.bool:
         hint = "a condition is a mask_mod: pass it as mask_mod=, or return torch.where(condition, score, -inf)"
-        raise _wrong_result("a boolean", ModKind.SCORE, hint, span)
+        raise _wrong_result("a boolean", ModKind.SCORE, hint, function)
     return build.cast(value.value, DType.F32)
 
 
-def _wrong_result(what: str, kind: ModKind, hint: str, span: Span | None) -> WrongReturnType:
+def _wrong_result(what: str, kind: ModKind, hint: str, function: Callable[..., Any]) -> WrongReturnType:
     wanted = "one boolean" if kind is ModKind.MASK else "one number"
-    return WrongReturnType(f"a {kind.value} returns {wanted}, but this one returned {what}", hint=hint, span=span)
+    return WrongReturnType(
+        f"a {kind.value} returns {wanted}, but this one returned {what}",
+        hint=hint,
+        span=_return_span(function),
+    )
+
+
+def _return_span(function: Callable[..., Any]) -> Span | None:
+    """The first `return` of the function."""
+    code = code_of(function)
+    if code is None:
+        return None
+    last = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            last = instruction.offset
+    return span_of_code(code) if last is None else span_of_instruction(code, last)

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from flexc.errors import Span
 from flexc.frontend import factories, indexing, reductions, shapes, torch_choices, torch_ops
 from flexc.frontend.captures import Captures
 from flexc.frontend.dispatch import TracingMode
 from flexc.frontend.host import Program
 from flexc.frontend.proxy import Traced
 from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
-from flexc.frontend.source import code_of, source_of
-from flexc.frontend.span import span_of_code, span_of_instruction
+from flexc.frontend.source import source_of
 from flexc.frontend.tracer import Slot, Tracer, Value, number_storage
 from flexc.frontend.watch import Checks, Watch
 from flexc.ir import build
@@ -86,7 +84,7 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     traceable = captures.wrap(function, getattr(function, "__name__", "mod"))[0]
     with TracingMode(tracer):
         result = traceable(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
-    root = check_result(tracer, result, kind, _return_span(function))
+    root = check_result(tracer, result, kind, function)
     graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
     verify(graph)
     return _finish(graph, tracer, captures.watch)
@@ -96,20 +94,6 @@ def _argument(tracer: Tracer, name: str) -> Traced:
     which = Input(name)
     dtype = torch.float32 if which is Input.SCORE else torch.int32
     return Traced(tracer, dtype, build.input_(which))
-
-
-def _return_span(function: Callable[..., Any]) -> Span | None:
-    """The first `return` of the function."""
-    import dis
-
-    code = code_of(function)
-    if code is None:
-        return None
-    last = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
-            last = instruction.offset
-    return span_of_code(code) if last is None else span_of_instruction(code, last)
 
 
 def _finish(graph: ModGraph, tracer: Tracer, watch: Watch) -> Trace:

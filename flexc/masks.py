@@ -1,0 +1,287 @@
+"""Ready-made masks. Each is a plain function of `(b, h, q_idx, kv_idx)` that any mask can be composed with.
+
+>>> from flexc import masks
+>>> packed = masks.causal & masks.document(doc_ids)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flexc.mods import MaskMod, mask_mod
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "block_diffusion",
+    "causal",
+    "chunked",
+    "dilated",
+    "document",
+    "document_from_cu_seqlens",
+    "global_tokens",
+    "natten2d",
+    "natten3d",
+    "prefix_lm",
+    "sliding_tile_2d",
+    "sliding_tile_3d",
+    "sliding_window",
+    "tree",
+]
+
+
+@mask_mod
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Every query sees its own key and the earlier ones."""
+    return q_idx >= kv_idx
+
+
+def sliding_window(W: int) -> MaskMod:
+    """Causal, the last `W` keys, self included: `q_idx - W < kv_idx <= q_idx`.
+
+    This is the convention of Hugging Face. attention-gym keeps W + 1 keys.
+    """
+
+    @mask_mod
+    def sliding_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < W)
+
+    return sliding_window
+
+
+def prefix_lm(P: int | torch.Tensor) -> MaskMod:
+    """The first `P` keys are seen by all queries, the others causally.
+
+    Args:
+        P: length of the prefix, or one a batch entry, shape (B,).
+    """
+    if isinstance(P, int):
+
+        @mask_mod
+        def prefix_lm(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return (kv_idx < P) | (q_idx >= kv_idx)
+
+        return prefix_lm
+
+    @mask_mod
+    def prefix_lm_batch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx < P[b]) | (q_idx >= kv_idx)
+
+    return prefix_lm_batch
+
+
+def document(doc_ids: torch.Tensor) -> MaskMod:
+    """A query sees the keys of its own document. Compose with `causal` for packed language modelling.
+
+    Args:
+        doc_ids: the document of each position, integers of shape (S,), or (B, S) for one packing a batch entry.
+    """
+    if doc_ids.ndim == 2:
+
+        @mask_mod
+        def document_batch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return doc_ids[b, q_idx] == doc_ids[b, kv_idx]
+
+        return document_batch
+
+    @mask_mod
+    def document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return doc_ids[q_idx] == doc_ids[kv_idx]
+
+    return document
+
+
+def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
+    """A query sees the keys of its own document; documents are packed one after another.
+
+    Args:
+        cu_seqlens: where each document starts, and the total length at the end: `[0, 3, 10, 12]` for documents of 3, 7
+            and 2 tokens. Integers of shape (documents + 1,), not decreasing. Reads the total on the host, once.
+    """
+    import torch
+
+    lengths = cu_seqlens.diff()
+    first_of = torch.repeat_interleave(cu_seqlens[:-1], lengths).to(torch.int32)
+    end_of = torch.repeat_interleave(cu_seqlens[1:], lengths).to(torch.int32)
+
+    @mask_mod
+    def document_from_cu_seqlens(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (first_of[q_idx] <= kv_idx) & (kv_idx < end_of[q_idx])
+
+    return document_from_cu_seqlens
+
+
+def chunked(C: int) -> MaskMod:
+    """Causal within chunks of `C` positions; nothing crosses a chunk's border."""
+
+    @mask_mod
+    def chunked(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx // C == kv_idx // C)
+
+    return chunked
+
+
+def dilated(W: int, d: int) -> MaskMod:
+    """Causal, `W` keys at a stride of `d`, self included: distances 0, d, 2d, ... (W - 1) d."""
+
+    @mask_mod
+    def dilated(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        distance = q_idx - kv_idx
+        return (distance >= 0) & (distance < W * d) & (distance % d == 0)
+
+    return dilated
+
+
+def global_tokens(is_global: torch.Tensor, W: int) -> MaskMod:
+    """Longformer (Beltagy et al., 2020): a window of `W` positions to either side, and global tokens.
+
+    Global tokens see every key and are seen by every query. Not causal: compose with `causal` for a decoder.
+
+    Args:
+        is_global: which positions are global, bool of shape (S,).
+        W: positions at a distance of at most W are in the window.
+    """
+
+    @mask_mod
+    def global_tokens(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        near = (q_idx - kv_idx <= W) & (kv_idx - q_idx <= W)
+        return near | is_global[q_idx] | is_global[kv_idx]
+
+    return global_tokens
+
+
+def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
+    """Neighbourhood attention (Hassani et al., 2023) over an image in row-major order.
+
+    A query at (y, x) sees the `kernel` keys around it; at the border the window is pushed inside, so that every query
+    sees the same number of keys.
+
+    Args:
+        height: rows of the image.
+        width: columns of the image; positions are `y * width + x`.
+        kernel: odd window size, or (rows, columns); at most the image.
+    """
+    kernel_h, kernel_w = (kernel, kernel) if isinstance(kernel, int) else kernel
+    half_h, half_w = kernel_h // 2, kernel_w // 2
+
+    @mask_mod
+    def natten2d(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        centre_y = (q_idx // width).clamp(half_h, height - 1 - half_h)
+        centre_x = (q_idx % width).clamp(half_w, width - 1 - half_w)
+        dy = kv_idx // width - centre_y
+        dx = kv_idx % width - centre_x
+        return (dy >= -half_h) & (dy <= half_h) & (dx >= -half_w) & (dx <= half_w)
+
+    return natten2d
+
+
+def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, int]) -> MaskMod:
+    """Neighbourhood attention over a video or volume: as `natten2d`, positions `(z * height + y) * width + x`."""
+    kernel_d, kernel_h, kernel_w = (kernel, kernel, kernel) if isinstance(kernel, int) else kernel
+    half_d, half_h, half_w = kernel_d // 2, kernel_h // 2, kernel_w // 2
+
+    @mask_mod
+    def natten3d(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        centre_z = (q_idx // (height * width)).clamp(half_d, depth - 1 - half_d)
+        centre_y = (q_idx // width % height).clamp(half_h, height - 1 - half_h)
+        centre_x = (q_idx % width).clamp(half_w, width - 1 - half_w)
+        dz = kv_idx // (height * width) - centre_z
+        dy = kv_idx // width % height - centre_y
+        dx = kv_idx % width - centre_x
+        inside_z = (dz >= -half_d) & (dz <= half_d)
+        inside_y = (dy >= -half_h) & (dy <= half_h)
+        inside_x = (dx >= -half_w) & (dx <= half_w)
+        return inside_z & inside_y & inside_x
+
+    return natten3d
+
+
+def sliding_tile_2d(height: int, width: int, tile: tuple[int, int], window: tuple[int, int]) -> MaskMod:
+    """Sliding tile attention (Zhang et al., 2025) over an image: whole tiles see whole tiles.
+
+    Positions are in tile order: tile by tile, and row-major within a tile, so that every tile is one run of positions.
+
+    Args:
+        height: rows, a multiple of `tile[0]`.
+        width: columns, a multiple of `tile[1]`.
+        tile: rows and columns of a tile.
+        window: odd numbers of tiles that a tile sees around itself, pushed inside at the border.
+    """
+    tiles_h, tiles_w = height // tile[0], width // tile[1]
+    tile_size = tile[0] * tile[1]
+    half_h, half_w = window[0] // 2, window[1] // 2
+
+    @mask_mod
+    def sliding_tile_2d(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_tile, kv_tile = q_idx // tile_size, kv_idx // tile_size
+        dy = kv_tile // tiles_w - (q_tile // tiles_w).clamp(half_h, tiles_h - 1 - half_h)
+        dx = kv_tile % tiles_w - (q_tile % tiles_w).clamp(half_w, tiles_w - 1 - half_w)
+        return (dy >= -half_h) & (dy <= half_h) & (dx >= -half_w) & (dx <= half_w)
+
+    return sliding_tile_2d
+
+
+def sliding_tile_3d(
+    depth: int, height: int, width: int, tile: tuple[int, int, int], window: tuple[int, int, int]
+) -> MaskMod:
+    """Sliding tile attention over a video: as `sliding_tile_2d`, with frames first."""
+    tiles_d, tiles_h, tiles_w = depth // tile[0], height // tile[1], width // tile[2]
+    tile_size = tile[0] * tile[1] * tile[2]
+    half_d, half_h, half_w = window[0] // 2, window[1] // 2, window[2] // 2
+
+    @mask_mod
+    def sliding_tile_3d(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_tile, kv_tile = q_idx // tile_size, kv_idx // tile_size
+        dz = kv_tile // (tiles_h * tiles_w) - (q_tile // (tiles_h * tiles_w)).clamp(half_d, tiles_d - 1 - half_d)
+        dy = kv_tile // tiles_w % tiles_h - (q_tile // tiles_w % tiles_h).clamp(half_h, tiles_h - 1 - half_h)
+        dx = kv_tile % tiles_w - (q_tile % tiles_w).clamp(half_w, tiles_w - 1 - half_w)
+        inside_z = (dz >= -half_d) & (dz <= half_d)
+        inside_y = (dy >= -half_h) & (dy <= half_h)
+        inside_x = (dx >= -half_w) & (dx <= half_w)
+        return inside_z & inside_y & inside_x
+
+    return sliding_tile_3d
+
+
+def block_diffusion(L: int, bs: int) -> MaskMod:
+    """Training mask of block diffusion (Arriola et al., 2025, section 3.1) over `2 L` positions.
+
+    The first `L` positions are the noised sequence, the last `L` the clean one, both in blocks of `bs`. A noised token
+    sees its own noised block and the clean blocks before it; a clean token sees the clean blocks up to its own.
+    """
+
+    @mask_mod
+    def block_diffusion(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_clean, kv_clean = q_idx >= L, kv_idx >= L
+        q_block, kv_block = q_idx % L // bs, kv_idx % L // bs
+        own_noised = ~q_clean & ~kv_clean & (q_block == kv_block)
+        earlier_clean = ~q_clean & kv_clean & (kv_block < q_block)
+        clean = q_clean & kv_clean & (kv_block <= q_block)
+        return own_noised | earlier_clean | clean
+
+    return block_diffusion
+
+
+def tree(ancestors: torch.Tensor) -> MaskMod:
+    """Verification of a tree of draft tokens: a query sees what is on its path to the root, and all earlier keys.
+
+    With T draft tokens, the keys are a context of any length, then the T tokens; the queries are the T tokens.
+
+    Args:
+        ancestors: bool of shape (T, context + T): `ancestors[i, j]` is True where token i sees key j. A square
+            (T, T) tensor serves when there is no context. Also (B, T, context + T), one tree a batch entry.
+    """
+    if ancestors.ndim == 3:
+
+        @mask_mod
+        def tree_batch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return ancestors[b, q_idx, kv_idx]
+
+        return tree_batch
+
+    @mask_mod
+    def tree(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return ancestors[q_idx, kv_idx]
+
+    return tree
