@@ -16,7 +16,7 @@ from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input
 from flexc.ir.runs import Packed, Segments, TileGrid, TileKind, intersection, pack, transposition, unpack
 
-__all__ = ["BlockMap", "TileKind", "build_block_map", "from_kinds"]
+__all__ = ["BlockMap", "TileKind", "build_block_map", "from_kinds", "from_segments"]
 
 _BUDGET = 64 * 2**20
 
@@ -58,6 +58,15 @@ class BlockMap:
     def kv_blocks(self) -> int:
         """Blocks of keys."""
         return self.grid.kv_blocks
+
+    @property
+    def rows(self) -> int:
+        """Blocks of queries of all batches and heads."""
+        return self.grid.rows
+
+    def row_of_runs(self) -> Array:
+        """The row of every run, 64-bit."""
+        return self.segments().row
 
     def segments(self) -> Segments:
         """The runs as columns, with the row of each."""
@@ -170,7 +179,15 @@ def from_kinds(kinds: Array, *, q_len: int, kv_len: int, block_q: int, block_kv:
     kind = convert(arrays.xp, kinds.reshape(-1)[place], arrays.xp.int64)
     width = max(1, grid.kv_blocks)
     first = place % width
-    return _map_of(grid, pack(grid, arrays, Segments(place // width, first, first + 1, kind)), {})
+    return from_segments(grid, Segments(place // width, first, first + 1, kind))
+
+
+def from_segments(grid: TileGrid, segments: Segments) -> BlockMap:
+    """The map of disjoint non-empty segments in any order, int64 arrays of numpy or torch.
+
+    Neighbours of one kind are joined; a FULL tile that hangs over `kv_len` becomes PARTIAL.
+    """
+    return _map_of(grid, pack(grid, arrays_of(segments.row), segments), {})
 
 
 def build_block_map(
