@@ -75,7 +75,8 @@ def document(doc_ids: torch.Tensor) -> MaskMod:
     """A query sees the keys of its own document. Compose with `causal` for packed language modelling.
 
     Args:
-        doc_ids: the document of each position, integers of shape (S,), or (B, S) for one packing a batch entry.
+        doc_ids: the document of each position, integers of shape (S,), or (B, S) for one packing a batch
+            entry.
     """
     if doc_ids.ndim == 2:
 
@@ -96,8 +97,10 @@ def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
     """A query sees the keys of its own document; documents are packed one after another.
 
     Args:
-        cu_seqlens: where each document starts, and the total length at the end: `[0, 3, 10, 12]` for documents of 3, 7
-            and 2 tokens. Integers of shape (documents + 1,), not decreasing. Reads the total on the host, once.
+        cu_seqlens: where each document starts, and the total length at the end: `[0, 3, 10, 12]` for
+            documents of 3, 7
+            and 2 tokens. Integers of shape (documents + 1,), not decreasing. Reads the total on the host,
+            once.
     """
     import torch
 
@@ -154,8 +157,8 @@ def global_tokens(is_global: torch.Tensor, W: int) -> MaskMod:
 def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
     """Neighbourhood attention (Hassani et al., 2023) over an image in row-major order.
 
-    A query at (y, x) sees the `kernel` keys around it; at the border the window is pushed inside, so that every query
-    sees the same number of keys.
+    A query at (y, x) sees the `kernel` keys around it; at the border the window is pushed inside, so that
+    every query sees the same number of keys.
 
     Args:
         height: rows of the image.
@@ -177,7 +180,10 @@ def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
 
 
 def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, int]) -> MaskMod:
-    """Neighbourhood attention over a video or volume: as `natten2d`, positions `(z * height + y) * width + x`."""
+    """Neighbourhood attention over a video or volume.
+
+    As `natten2d`, positions `(z * height + y) * width + x`.
+    """
     kernel_d, kernel_h, kernel_w = (kernel, kernel, kernel) if isinstance(kernel, int) else kernel
     half_d, half_h, half_w = kernel_d // 2, kernel_h // 2, kernel_w // 2
 
@@ -200,7 +206,8 @@ def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, 
 def sliding_tile_2d(height: int, width: int, tile: tuple[int, int], window: tuple[int, int]) -> MaskMod:
     """Sliding tile attention (Zhang et al., 2025) over an image: whole tiles see whole tiles.
 
-    Positions are in tile order: tile by tile, and row-major within a tile, so that every tile is one run of positions.
+    Positions are in tile order: tile by tile, and row-major within a tile, so that every tile is one run of
+    positions.
 
     Args:
         height: rows, a multiple of `tile[0]`.
@@ -233,7 +240,9 @@ def sliding_tile_3d(
     @mask_mod
     def sliding_tile_3d(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_tile, kv_tile = q_idx // tile_size, kv_idx // tile_size
-        dz = kv_tile // (tiles_h * tiles_w) - (q_tile // (tiles_h * tiles_w)).clamp(half_d, tiles_d - 1 - half_d)
+        dz = kv_tile // (tiles_h * tiles_w) - (q_tile // (tiles_h * tiles_w)).clamp(
+            half_d, tiles_d - 1 - half_d
+        )
         dy = kv_tile // tiles_w % tiles_h - (q_tile // tiles_w % tiles_h).clamp(half_h, tiles_h - 1 - half_h)
         dx = kv_tile % tiles_w - (q_tile % tiles_w).clamp(half_w, tiles_w - 1 - half_w)
         inside_z = (dz >= -half_d) & (dz <= half_d)
@@ -247,8 +256,9 @@ def sliding_tile_3d(
 def block_diffusion(L: int, bs: int) -> MaskMod:
     """Training mask of block diffusion (Arriola et al., 2025, section 3.1) over `2 L` positions.
 
-    The first `L` positions are the noised sequence, the last `L` the clean one, both in blocks of `bs`. A noised token
-    sees its own noised block and the clean blocks before it; a clean token sees the clean blocks up to its own.
+    The first `L` positions are the noised sequence, the last `L` the clean one, both in blocks of `bs`. A
+    noised token sees its own noised block and the clean blocks before it; a clean token sees the clean blocks
+    up to its own.
     """
 
     @mask_mod
@@ -264,12 +274,14 @@ def block_diffusion(L: int, bs: int) -> MaskMod:
 
 
 def tree(ancestors: torch.Tensor) -> MaskMod:
-    """Verification of a tree of draft tokens: a query sees what is on its path to the root, and all earlier keys.
+    """Verification of a tree of draft tokens: a query sees its path to the root, and the context.
 
-    With T draft tokens, the keys are a context of any length, then the T tokens; the queries are the T tokens.
+    With T draft tokens, the keys are a context of any length, then the T tokens; the queries are the T
+    tokens.
 
     Args:
-        ancestors: bool of shape (T, context + T): `ancestors[i, j]` is True where token i sees key j. A square
+        ancestors: bool of shape (T, context + T): `ancestors[i, j]` is True where token i sees key j. A
+            square
             (T, T) tensor serves when there is no context. Also (B, T, context + T), one tree a batch entry.
     """
     if ancestors.ndim == 3:

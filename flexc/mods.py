@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from flexc.errors import MaskTruthValue, NotAMod
 from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
-from flexc.frontend.signature import check_arity
+from flexc.frontend.signature import ARGUMENTS, check_arity
 from flexc.frontend.trace import Trace, trace
 from flexc.ir.graph import ModKind
 
@@ -24,7 +24,10 @@ Function = Callable[..., Any]
 
 
 class Mod(Traceable):
-    """A function that flexc traces. Base of `MaskMod` and `ScoreMod`; calling it calls the function."""
+    """A function that flexc traces. Base of `MaskMod` and `ScoreMod`; calling it calls the function.
+
+    Called with PyTorch's tensors it computes what the function does, so it serves as a mod of PyTorch's own.
+    """
 
     kind: ModKind
 
@@ -35,14 +38,11 @@ class Mod(Traceable):
         self._lock = threading.Lock()
         functools.update_wrapper(self, function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, for example on PyTorch tensors."""
-        return self.function(*args, **kwargs)
-
     def trace(self) -> Trace:
         """The traced function with the present values of what it captured.
 
-        Kept: as long as only values change, nothing is traced again. Raises a TraceError that shows the user's line.
+        Kept: as long as only values change, nothing is traced again. Safe to call from several threads.
+            Raises a TraceError that shows the user's line.
         """
         known = self._trace
         if known is not None:
@@ -64,7 +64,10 @@ class Mod(Traceable):
 
 
 class MaskMod(Mod):
-    """A mask: `(b, h, q_idx, kv_idx) -> bool`, True where the query may attend to the key. Composes by `&`, `|`, `~`."""
+    """A mask: `(b, h, q_idx, kv_idx) -> bool`, True where the query may attend to the key.
+
+    Masks compose by `&`, `|` and `~`, also with plain functions on the other side.
+    """
 
     kind = ModKind.MASK
 
@@ -121,14 +124,17 @@ class MaskMod(Mod):
         return plot_mask(self, Q_LEN, KV_LEN, b=b, h=h, block=block, block_size=block_size, ax=ax)
 
     def explain(self, Q_LEN: int, KV_LEN: int) -> str:
-        """The traced formula, the key range of a row, the tile counts, and which analysis decided them."""
+        """The traced formula, the keys of a row, the tile counts, and which analysis decided them."""
         from flexc.explain import explain_mask
 
         return explain_mask(self, Q_LEN, KV_LEN)
 
 
 class ScoreMod(Mod):
-    """A score function: `(score, b, h, q_idx, kv_idx) -> score`, with `score = q . k * scale` in 32-bit floats."""
+    """A score function.
+
+    `(score, b, h, q_idx, kv_idx) -> score`, with `score = q . k * scale` in 32-bit floats.
+    """
 
     kind = ModKind.SCORE
 
@@ -136,7 +142,7 @@ class ScoreMod(Mod):
 def _combine(how: type[Both] | type[Either], left: Function, right: Function) -> MaskMod:
     for operand in (left, right):
         if isinstance(operand, ScoreMod) or not callable(operand):
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
     return MaskMod(how(left, right))
 
 
@@ -161,7 +167,10 @@ def score_mod(function: Function) -> ScoreMod:
 
 
 class _Memo:
-    """The mods of one function, kept with the function: they live as long as it does, and are never pickled."""
+    """The mods of one function, kept with the function.
+
+    They live as long as it does, and are never pickled.
+    """
 
     def __init__(self) -> None:
         self.mods: dict[Any, Mod] = {}
@@ -174,20 +183,20 @@ _ATTRIBUTE = "__flexc_mods__"
 
 
 def as_mask_mod(function: Function) -> MaskMod:
-    """`function` as a MaskMod: itself if it is one, else the one made for it before. Raises as `mask_mod` does."""
+    """`function` as a MaskMod: itself, or the one made for it before. Raises as `mask_mod` does."""
     return function if isinstance(function, MaskMod) else _remembered(MaskMod, function)
 
 
 def as_score_mod(function: Function) -> ScoreMod:
-    """`function` as a ScoreMod: itself if it is one, else the one made for it before. Raises as `score_mod` does."""
+    """`function` as a ScoreMod: itself, or the one made for it before. Raises as `score_mod` does."""
     return function if isinstance(function, ScoreMod) else _remembered(ScoreMod, function)
 
 
 @overload
-def _make(kind: type[MaskMod], function: Function) -> MaskMod: ...
+def _make(kind: type[MaskMod], function: object) -> MaskMod: ...
 @overload
-def _make(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
-def _make(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
+def _make(kind: type[ScoreMod], function: object) -> ScoreMod: ...
+def _make(kind: type[MaskMod] | type[ScoreMod], function: object) -> MaskMod | ScoreMod:
     if isinstance(function, kind):
         return function
     if isinstance(function, Mod):
@@ -196,7 +205,7 @@ def _make(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod |
             hint=f"pass it as {function.kind.value}=",
         )
     if not callable(function):
-        hint = "write `mask_mod=causal`" if kind is MaskMod else "write a function (score, b, h, q_idx, kv_idx)"
+        hint = f"write a function ({', '.join(ARGUMENTS[kind.kind])})"
         if hasattr(function, "mask_mod"):
             hint = "pass a block mask as block_mask="
         raise NotAMod(f"a {kind.kind.value} is a function, not a {type(function).__name__}", hint=hint)

@@ -41,7 +41,8 @@ def relative_bias(table: torch.Tensor) -> ScoreMod:
     """A learned bias by distance: `score + table[h, q_idx - kv_idx + (n - 1) // 2]`.
 
     Args:
-        table: floats of shape (Hq, n), n odd; the middle column is distance 0, columns to the right are keys in the
+        table: floats of shape (Hq, n), n odd; the middle column is distance 0, columns to the right are keys
+            in the
             past. Distances beyond the table take its first or last column.
     """
     last = table.shape[-1] - 1

@@ -98,12 +98,12 @@ class Captures:
         if facts.assignment is not None:
             name, offset = facts.assignment
             raise MutationInMod(
-                f"{function.__name__} assigns `{name}`, which outlives the call, and a mod is a pure function",
+                f"`{function.__name__}` assigns `{name}`, which outlives the call; a mod is a pure function",
                 hint="use a local name",
                 span=span_of_instruction(function.__code__, offset),
             )
         read = [name for name in facts.globals if name in function.__globals__]
-        if not read and not function.__closure__ and not function.__defaults__ and not function.__kwdefaults__:
+        if not (read or function.__closure__ or function.__defaults__ or function.__kwdefaults__):
             return function
         return self._copied_function(function, read)
 
@@ -119,7 +119,9 @@ class Captures:
             value = function.__globals__[name]
             names[name], leaf = self.wrap(value, name)
             self.watch.items.append(ItemPlace(value, leaf, function.__globals__, name))
-        for name, cell, own in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
+        for name, cell, own in zip(
+            function.__code__.co_freevars, cells, function.__closure__ or (), strict=True
+        ):
             self._cell(own, cell, name)
         if function.__defaults__:
             self._same_attribute(function, "__defaults__")
@@ -210,6 +212,8 @@ def _has_attributes(value: Any, kind: type[Any]) -> bool:
     """Whether something that a mod reads may hide in attributes of `value`."""
     if isinstance(value, torch.nn.Module):
         return True
-    if isinstance(value, (Enum, BaseException)) or kind.__module__.partition(".")[0] in ("torch", "numpy", "builtins"):
+    if isinstance(value, (Enum, BaseException)):
+        return False
+    if kind.__module__.partition(".")[0] in ("torch", "numpy", "builtins"):
         return False
     return hasattr(value, "__dict__") or hasattr(kind, "__slots__")

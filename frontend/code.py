@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 @dataclass(frozen=True, slots=True)
 class CodeFacts:
-    """Global names read, and the offset of an instruction that assigns a name of an outer scope, if there is one."""
+    """Global names read, and the first assignment to a name of an outer scope: the name and its offset."""
 
     globals: tuple[str, ...]
     assignment: tuple[str, int] | None

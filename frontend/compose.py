@@ -13,11 +13,19 @@ class Traceable:
 
     function: Function
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
+        return self.function(*args, **kwargs)
+
 
 class Composition:
     """A mask made of other masks, `parts`."""
 
     parts: tuple[Function, ...]
+
+    def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """Whether the pair is allowed."""
+        raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.parts

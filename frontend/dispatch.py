@@ -15,7 +15,9 @@ from flexc.frontend.span import span_here
 if TYPE_CHECKING:
     from flexc.frontend.tracer import Tracer
 
-_REFLECTED = {f"__r{name}__": operation for name, operation in _OPERATORS.items()} | {"__rdiv__": "true_divide"}
+_REFLECTED = {f"__r{name}__": operation for name, operation in _OPERATORS.items()} | {
+    "__rdiv__": "true_divide"
+}
 _PLAIN = {f"__{name}__": operation for name, operation in _OPERATORS.items()} | {
     "__div__": "true_divide",
     "__neg__": "neg",
@@ -90,4 +92,3 @@ def _mutates(name: str) -> bool:
     if name.startswith("__"):
         return name.startswith("__i") and f"__{name[3:]}" in _PLAIN
     return name.endswith("_")
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -22,10 +22,13 @@ ZERO = build.const(0)
 _WRAPS = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535)}
 
 
-def operation(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+
+def operation(*names: str) -> Callable[[Registered], Registered]:
     """Registers `f(tracer, ...)` under torch's names for it."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Registered) -> Registered:
         for name in names:
             OPERATIONS[name] = function
         return function
@@ -34,7 +37,10 @@ def operation(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def node_dtype(dtype: torch.dtype) -> DType:
-    """The type that values of a torch dtype are computed in. Raises UnsupportedOperation for complex numbers."""
+    """The type that values of a torch dtype are computed in.
+
+    Raises UnsupportedOperation for complex numbers.
+    """
     if dtype is torch.bool:
         return DType.BOOL
     if dtype.is_complex:
@@ -45,7 +51,7 @@ def node_dtype(dtype: torch.dtype) -> DType:
 
 
 def promote(*values: Traced) -> torch.dtype:
-    """The dtype of arithmetic on `values`, by PyTorch's rules: a Python number changes only the kind of number."""
+    """The dtype of arithmetic on `values`, as PyTorch promotes: a Python number changes only the kind."""
     strong = [v.dtype for v in values if not v.weak]
     if not strong:
         return _widest([v.dtype for v in values])
@@ -73,7 +79,7 @@ def as_float(dtype: torch.dtype) -> torch.dtype:
 
 
 def fit(expr: Expr, dtype: torch.dtype) -> Expr:
-    """`expr` as a value of `dtype`: converted, and wrapped to 8 or 16 bits as torch's small integers are."""
+    """`expr` as a value of `dtype`: converted, and wrapped to 8 or 16 bits like torch's small integers."""
     target = node_dtype(dtype)
     if target is DType.I32 and expr.dtype is DType.I64:
         target = DType.I64  # a literal that needs 64 bits stays exact

@@ -76,7 +76,9 @@ def _size_of(args: tuple[Any, ...], size: Any) -> Any:
 
 
 def _filler(value: int) -> Any:
-    def operation(tracer: Tracer, *args: Any, size: Any = None, dtype: Any = None, device: Any = None) -> Traced:
+    def operation(
+        tracer: Tracer, *args: Any, size: Any = None, dtype: Any = None, device: Any = None
+    ) -> Traced:
         return _filled(tracer, _size_of(args, size), value, dtype or torch.get_default_dtype())
 
     return operation
@@ -117,7 +119,9 @@ def new_full(
 
 
 @operation("full_like")
-def full_like(tracer: Tracer, input: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Traced:
+def full_like(
+    tracer: Tracer, input: Any, fill_value: Any, *, dtype: Any = None, device: Any = None
+) -> Traced:
     """torch.full_like."""
     x = tracer.lift(input)
     return _filled(tracer, x.sizes, fill_value, dtype or x.dtype)

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from flexc.frontend.captures import Captures
 
 _MISSING = object()
+_LIST_CHANGES = (
+    *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"),
+    *("__setitem__", "__delitem__", "__iadd__", "__imul__"),
+)
+_DICT_CHANGES = ("__setitem__", "__delitem__", "pop", "popitem", "clear", "update", "setdefault", "__ior__")
 
 
 def _refuse(what: str) -> Callable[..., Any]:
@@ -37,9 +42,9 @@ class CapturedDict(dict[Any, Any]):
 
 
 def _install() -> None:
-    for name in "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split():
+    for name in _LIST_CHANGES:
         setattr(CapturedList, name, _refuse("a list"))
-    for name in "__setitem__ __delitem__ pop popitem clear update setdefault __ior__".split():
+    for name in _DICT_CHANGES:
         setattr(CapturedDict, name, _refuse("a dict"))
 
 
@@ -76,10 +81,9 @@ class CapturedObject:
         value = _own(self, "_object")
         if isinstance(value, type):
             return value(*args, **kwargs)
-        method = _own(self, "_captures").wrap(getattr(type(value), "forward", type(value).__call__), "__call__")[0]
         if isinstance(value, _module_class()):
             return self.forward(*args, **kwargs)
-        return method(self, *args, **kwargs)
+        return _special(self, "__call__", *args, **kwargs)
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, _own(self, "_object"))
@@ -132,15 +136,15 @@ def _static(value: Any, name: str) -> Any:
     return inspect.getattr_static(owner, name, None)
 
 
-def _special(holder: CapturedObject, name: str, *args: Any) -> Any:
+def _special(holder: CapturedObject, name: str, *args: Any, **kwargs: Any) -> Any:
     """A special method: run on the stand-in if it is written in Python, else on the original."""
     value, captures = _own(holder, "_object"), _own(holder, "_captures")
     method = getattr(type(value), name, None)
     if isinstance(method, FunctionType):
-        return captures.wrap(method, name)[0](holder, *args)
+        return captures.wrap(method, name)[0](holder, *args, **kwargs)
     if method is None:
         raise TypeError(f"{type(value).__name__!r} object does not support {name}")
-    return captures.wrap(method(value, *args), f"{_own(holder, '_name')}.{name}")[0]
+    return captures.wrap(method(value, *args, **kwargs), f"{_own(holder, '_name')}.{name}")[0]
 
 
 def _attribute(holder: CapturedObject, value: Any, name: str) -> Any:

@@ -1,7 +1,8 @@
 """Arithmetic on captured Python numbers: a small program that runs again when one of them changes.
 
-A mod that captures `W` and uses `W // 2` gets one run-time argument for `W // 2`, computed here in Python, exactly
-as Python would: no rounding to 32 bits and no work in the kernel.
+A mod that captures `W` and uses `W // 2` gets one run-time argument for `W // 2`, computed here exactly as
+Python
+would: no rounding to 32 bits and no work in the kernel.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ Item = Keep | New | Pick
 
 @operation("__getitem__")
 def getitem(tracer: Tracer, input: Any, index: Any) -> Any:
-    """`input[index]`. Raises IndexRankMismatch, WrongIndexType, or UnsupportedOperation for boolean tensors."""
+    """`input[index]`. Raises IndexRankMismatch or WrongIndexType."""
     base = tracer.lift(input)
     items = _expand(tracer, base, index)
     picks = tuple(item.index for item in items if isinstance(item, Pick))
@@ -90,7 +90,10 @@ def _size(item: Item) -> Size:
 
 
 def _position(items: list[Item]) -> int:
-    """Where the dimensions of index tensors go: in their place if they are adjacent, else first (as in PyTorch)."""
+    """Where dimensions of index tensors go.
+
+    In their place if these are adjacent, else first, as in PyTorch.
+    """
     places = [i for i, item in enumerate(items) if isinstance(item, Pick) and item.index.sizes]
     between = items[places[0] : places[-1] + 1]
     if not all(isinstance(item, Pick) for item in between):

@@ -1,4 +1,4 @@
-"""Functions that the expression language lacks, written in the ones that it has. All take and give expressions."""
+"""Functions that the expression language lacks, written in the ones that it has. All are of expressions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def equal(a: Expr, b: Expr) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """e to the x."""
+    """The exponential."""
     return build.unary(Op.EXP, x)
 
 
@@ -150,7 +150,10 @@ def power(a: Expr, b: Expr) -> Expr:
 
 
 def _integer_power(a: Expr, b: Expr) -> Expr:
-    """By squaring over the bits of the exponent; one past 63 acts as 62 or 63 (all of them are 0, 1, -1 or wrap)."""
+    """By squaring over the bits of the exponent.
+
+    One past 63 acts as 62 or 63 (0, 1 and -1 are right, others wrap).
+    """
     a, b = build.unify(a, b, least=DType.I32)
     big = build.const(63)
     exponent = build.where(less(big, b), add(build.const(62), build.binary(Op.BIT_AND, b, build.const(1))), b)
@@ -194,7 +197,7 @@ def tanh(x: Expr) -> Expr:
 
 
 def gelu_erf(x: Expr) -> Expr:
-    """x times the normal distribution function."""
+    """X times the normal distribution function."""
     inner = add(f32(1), build.unary(Op.ERF, mul(x, f32(math.sqrt(0.5)))))
     return mul(mul(x, f32(0.5)), inner)
 

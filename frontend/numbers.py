@@ -1,7 +1,8 @@
 """Stand-ins for captured Python numbers: they compute as Python does, and remember how.
 
-`__class__` says int, float or bool, so `isinstance` in a mod answers as it would for the number itself. They derive
-from torch's symbolic numbers only because torch's argument parser takes those where it wants a plain number.
+`__class__` says int, float or bool, so `isinstance` in a mod answers as it would for the number itself. They
+derive from torch's symbolic numbers only because torch's argument parser takes those where it wants a plain
+number.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class TracedNumber:
     """A number known now that may be another at the next call; `step` is its place in the tracer's program.
 
-    Anything that only a real number can do (`if`, `range`, `int`, hashing, formatting) pins it: the value becomes
-    a constant of the graph, guarded, and another value is traced again.
+    Anything that only a real number can do (`if`, `range`, `int`, hashing, formatting) pins it: the value
+    becomes a constant of the graph, guarded, and another value is traced again.
     """
 
     tracer: Tracer
@@ -166,7 +167,7 @@ _install()
 class TracedInt(TracedNumber, torch.SymInt):
     """A captured int."""
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type[Any]:  # type: ignore[override]
         return int
 
@@ -174,7 +175,7 @@ class TracedInt(TracedNumber, torch.SymInt):
 class TracedFloat(TracedNumber, torch.SymFloat):
     """A captured float."""
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type[Any]:  # type: ignore[override]
         return float
 
@@ -182,7 +183,7 @@ class TracedFloat(TracedNumber, torch.SymFloat):
 class TracedBool(TracedNumber, torch.SymBool):
     """A captured bool, or a comparison of captured numbers: `if W > 0` guards the answer, not W."""
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type[Any]:  # type: ignore[override]
         return bool
 

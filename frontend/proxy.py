@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexc.errors import BranchOnTracedValue, ConvertTracedValue, UnsupportedOperation
+from flexc.errors import BranchOnTracedValue, ConvertTracedValue, MutationInMod, UnsupportedOperation
 from flexc.frontend.branch import branch_hint
 from flexc.frontend.span import span_here
 from flexc.ir.expr import Expr
@@ -21,15 +21,18 @@ Size = Any
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """Every operation on traced values by torch's name for it: `f(tracer, *args, **kwargs)`."""
 
-ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "T", "mT", "data", "is_cuda", "requires_grad", "real"})
+ATTRIBUTES = frozenset(
+    {"shape", "ndim", "dtype", "device", "T", "mT", "data", "is_cuda", "requires_grad", "real"}
+)
 """The operations that are read as attributes of a tensor."""
 
 
 class Traced:
     """A number of the graph (no sizes), or a tensor of such numbers: `element` gives the one at an index.
 
-    It behaves as the tensor that PyTorch would call the mod with, `dtype` included. `weak` marks what came from a
-    Python number, which does not promote tensors. `real` computes the tensor itself where no input takes part.
+    It behaves as the tensor that PyTorch would call the mod with, `dtype` included. `weak` marks what came
+    from a Python number, which does not promote tensors. `real` computes the tensor itself where no input
+    takes part.
     """
 
     __slots__ = ("__weakref__", "dtype", "element", "expr", "name", "real", "sizes", "tracer", "weak")
@@ -96,9 +99,16 @@ class Traced:
         )
 
     def assign(self, result: Traced) -> Traced:
-        """Becomes `result`, as a tensor does under an in-place operation: every name of it sees the change."""
-        if self.real is not None and result.real is None:
-            result.real = None
+        """Becomes `result`, as a tensor does under an in-place operation.
+
+        Every name of it sees the change.
+        """
+        if self.tracer.is_capture(self):
+            raise MutationInMod(
+                f"an in-place operation changes the captured `{self.name}`, and a mod is a pure function",
+                hint="write `x = x + y` in place of `x += y`",
+                span=span_here(),
+            )
         promoted = torch.promote_types(self.dtype, result.dtype)
         if promoted != self.dtype and not torch.can_cast(result.dtype, self.dtype):
             raise UnsupportedOperation(
@@ -107,7 +117,12 @@ class Traced:
                 span=span_here(),
             )
         result = self.tracer.call("to", result, self.dtype)
-        self.expr, self.sizes, self.element, self.real = result.expr, result.sizes, result.element, result.real
+        self.expr, self.sizes, self.element, self.real = (
+            result.expr,
+            result.sizes,
+            result.element,
+            result.real,
+        )
         return self
 
     def __getitem__(self, index: Any) -> Any:
@@ -148,12 +163,18 @@ def _refuse(what: str, hint: str) -> Callable[..., Any]:
 
 
 _CONVERSIONS = {
-    "__int__": ("int() needs one number", "drop int(): indices are integers already; to truncate, `x.long()`"),
+    "__int__": (
+        "int() needs one number",
+        "drop int(): indices are integers already; to truncate, `x.long()`",
+    ),
     "__index__": (
         "a Python list, a numpy array or range() needs one number",
         "index a torch tensor: put the list in torch.tensor(...) outside the mod",
     ),
-    "__float__": ("float() or a function of `math` needs one number", "use torch: `torch.exp(x)`, `x.float()`"),
+    "__float__": (
+        "float() or a function of `math` needs one number",
+        "use torch: `torch.exp(x)`, `x.float()`",
+    ),
     "__complex__": ("complex() needs one number", "mods compute in real numbers"),
     "__round__": ("round() needs one number", "use torch.round(x)"),
     "__trunc__": ("math.trunc() needs one number", "use torch.trunc(x)"),

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from flexc.frontend.tracer import Tracer
 
 _RANDOM = frozenset(
-    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson dropout "
-    "alpha_dropout feature_dropout empty empty_like empty_strided".split()
+    (
+        *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+        *("bernoulli", "multinomial", "normal", "poisson", "dropout", "alpha_dropout", "feature_dropout"),
+        *("empty", "empty_like", "empty_strided", "new_empty"),
+    )
 )
 _TO_PYTHON = frozenset(
-    "__bool__ __int__ __index__ __float__ __complex__ __contains__ __format__ __array__ item tolist numpy equal "
-    "allclose is_nonzero".split()
+    (
+        *("__bool__", "__int__", "__index__", "__float__", "__complex__", "__contains__", "__format__"),
+        *("__array__", "item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
+    )
 )
 
 
@@ -86,9 +91,9 @@ def call_real(
 ) -> Any:
     """Runs a torch function on captured tensors.
 
-    With `keep` the result is returned as it is; else its tensors become captures that are computed again at every
-    trace. Raises UnsupportedOperation when an input of the mod takes part, or when the function is random, and
-    DataDependentValue when it turns a tensor into a Python value.
+    With `keep` the result is returned as it is; else its tensors become captures that are computed again at
+    every trace. Raises UnsupportedOperation when an input of the mod takes part, or when the function is
+    random, and DataDependentValue when it turns a tensor into a Python value.
     """
     name = function if isinstance(function, str) else function.__name__
     if name in _RANDOM:

@@ -215,7 +215,7 @@ def min_(tracer: Tracer, input: Any, dim: Any = None, keepdim: bool = False, *, 
 
 @operation("logsumexp")
 def logsumexp(tracer: Tracer, input: Any, dim: Any, keepdim: bool = False) -> Traced:
-    """log of the sum of exponentials."""
+    """Log of the sum of exponentials."""
     x = tracer.lift(input)
     return reduced(x, dim, keepdim, as_float(x.dtype), _with_empty(forms.logaddexp, None))
 

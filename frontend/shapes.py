@@ -98,7 +98,7 @@ def requires_grad(tracer: Tracer, input: Any) -> bool:
     if not isinstance(input, torch.Tensor):
         return False
     with torch._C.DisableTorchFunction():
-        return input.requires_grad
+        return bool(input.requires_grad)
 
 
 @operation("data", "real")
@@ -158,9 +158,7 @@ def expand(tracer: Tracer, input: Any, *sizes: Any, size: Any = None) -> Traced:
     x = tracer.lift(input)
     wanted = _sizes(sizes if size is None else (size,))
     lead = len(wanted) - len(x.sizes)
-    result = tuple(
-        x.sizes[i - lead] if type(s) is int and s == -1 else s for i, s in enumerate(wanted)
-    )
+    result = tuple(x.sizes[i - lead] if type(s) is int and s == -1 else s for i, s in enumerate(wanted))
     broadcast((x, Traced(tracer, x.dtype, None, result, lambda index: ZERO)))
     return Traced(tracer, x.dtype, None if result else x.value, result, lambda index: element_of(x, index))
 
@@ -175,7 +173,9 @@ def like_other(tracer: Tracer, input: Any, other: Any) -> Traced:
 
 
 @operation("reshape", "view")
-def reshape(tracer: Tracer, input: Any, *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None) -> Traced:
+def reshape(
+    tracer: Tracer, input: Any, *sizes: Any, size: Any = None, shape: Any = None, dtype: Any = None
+) -> Traced:
     """The same elements in row-major order; lengths become constants."""
     x = tracer.lift(input)
     if dtype is not None or any(isinstance(s, torch.dtype) for s in sizes):
@@ -234,7 +234,9 @@ def permute(tracer: Tracer, input: Any, *dims: Any) -> Traced:
     x = tracer.lift(input)
     order = [d % len(x.sizes) for d in _sizes(dims)]
     return rearranged(
-        x, tuple(x.sizes[d] for d in order), lambda index: tuple(index[order.index(d)] for d in range(len(order)))
+        x,
+        tuple(x.sizes[d] for d in order),
+        lambda index: tuple(index[order.index(d)] for d in range(len(order))),
     )
 
 

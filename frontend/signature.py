@@ -71,7 +71,7 @@ def _wrong_arity(function: Callable[..., Any], kind: ModKind) -> WrongArity:
         hint = f"it takes the arguments of a {other.value}: pass it as {other.value}=, or {hint}"
     code = code_of(function)
     return WrongArity(
-        f"`{name_of(function)}` takes {signature}, but a {kind.value} is called with ({', '.join(arguments)})",
+        f"`{name_of(function)}` takes {signature}; a {kind.value} is called with ({', '.join(arguments)})",
         hint=hint,
         span=None if code is None else span_of_code(code, _def_line(code)),
     )
@@ -117,7 +117,9 @@ def _mask_root(value: Traced, function: Callable[..., Any]) -> Expr:
 
 def _score_root(value: Traced, function: Callable[..., Any]) -> Expr:
     if value.dtype is torch.bool:
-        hint = "a condition is a mask_mod: pass it as mask_mod=, or return torch.where(condition, score, -inf)"
+        hint = (
+            "a condition is a mask_mod: pass it as mask_mod=, or return torch.where(condition, score, -inf)"
+        )
         raise _wrong_result("a boolean", ModKind.SCORE, hint, function)
     return build.cast(value.value, DType.F32)
 

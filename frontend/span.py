@@ -1,4 +1,7 @@
-"""Where the user is: the nearest frame outside flexc and torch, with the columns of the running expression."""
+"""Where the user is.
+
+The nearest frame outside flexc and torch, with the columns of the running expression.
+"""
 
 from __future__ import annotations
 

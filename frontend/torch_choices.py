@@ -90,7 +90,9 @@ def round_(tracer: Tracer, input: Any, *, decimals: int = 0) -> Traced:
 
 
 @operation("to", "type", "type_as", "astype")
-def to(tracer: Tracer, input: Any, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Traced:
+def to(
+    tracer: Tracer, input: Any, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any
+) -> Traced:
     """A conversion; devices are not ours to change."""
     x = tracer.lift(input)
     for arg in args:
@@ -183,19 +185,19 @@ def elu(tracer: Tracer, input: Any, alpha: Any = 1.0, inplace: bool = False) -> 
 
 @operation("lerp")
 def lerp(tracer: Tracer, input: Any, end: Any, weight: Any) -> Traced:
-    """input + weight * (end - input)."""
+    """Input + weight * (end - input)."""
     return tracer.call("add", input, tracer.call("mul", weight, tracer.call("sub", end, input)))  # type: ignore[no-any-return]
 
 
 @operation("addcmul")
 def addcmul(tracer: Tracer, input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Traced:
-    """input + value * tensor1 * tensor2."""
+    """Input + value * tensor1 * tensor2."""
     return tracer.call("add", input, tracer.call("mul", tensor1, tensor2), alpha=value)  # type: ignore[no-any-return]
 
 
 @operation("addcdiv")
 def addcdiv(tracer: Tracer, input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Traced:
-    """input + value * tensor1 / tensor2."""
+    """Input + value * tensor1 / tensor2."""
     return tracer.call("add", input, tracer.call("true_divide", tensor1, tensor2), alpha=value)  # type: ignore[no-any-return]
 
 
@@ -209,7 +211,9 @@ def nan_to_num(tracer: Tracer, input: Any, nan: Any = 0.0, posinf: Any = None, n
 
     def form(x: Expr, nan: Expr, high: Expr, low: Expr) -> Expr:
         x = build.where(forms.is_nan(x), nan, x)
-        return build.where(forms.equal(x, forms.INF), high, build.where(forms.equal(x, forms.neg(forms.INF)), low, x))
+        return build.where(
+            forms.equal(x, forms.INF), high, build.where(forms.equal(x, forms.neg(forms.INF)), low, x)
+        )
 
     return mapped(tracer, form, operands, x.dtype) if x.dtype.is_floating_point else x
 

@@ -120,8 +120,12 @@ _SAME_TYPE_PAIRS: dict[str, Form] = {
     "fmod": forms.fmod,
     "maximum": forms.maximum,
     "minimum": forms.minimum,
-    "fmax": lambda a, b: build.where(forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.maximum(a, b))),
-    "fmin": lambda a, b: build.where(forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.minimum(a, b))),
+    "fmax": lambda a, b: build.where(
+        forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.maximum(a, b))
+    ),
+    "fmin": lambda a, b: build.where(
+        forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.minimum(a, b))
+    ),
     "pow": forms.power,
     "bitwise_and": _bits(Op.AND, Op.BIT_AND),
     "bitwise_or": _bits(Op.OR, Op.BIT_OR),
@@ -134,7 +138,9 @@ _FLOAT_PAIRS: dict[str, Form] = {
     "true_divide": forms.div,
     "logaddexp": forms.logaddexp,
     "hypot": lambda a, b: build.unary(Op.SQRT, forms.add(forms.mul(a, a), forms.mul(b, b))),
-    "xlogy": lambda a, b: build.where(forms.equal(a, build.const(0)), forms.f32(0), forms.mul(a, forms.log(b))),
+    "xlogy": lambda a, b: build.where(
+        forms.equal(a, build.const(0)), forms.f32(0), forms.mul(a, forms.log(b))
+    ),
 }
 _COMPARISONS: dict[str, Form] = {
     "lt": forms.less,

@@ -22,7 +22,8 @@ from flexc.ir.graph import Capture, ModGraph, ModKind
 from flexc.ir.ops import Input
 from flexc.ir.verify import verify
 
-_OPERATIONS = (factories, indexing, reductions, shapes, torch_choices, torch_ops)  # importing them fills the table
+# Importing these fills the table of operations.
+_OPERATIONS = (factories, indexing, reductions, shapes, torch_choices, torch_ops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,7 @@ class Reads:
     shapes: tuple[tuple[torch.Tensor, tuple[int, ...]], ...]
 
     def unchanged(self) -> bool:
-        """Whether everything that was read is still the same object, and tensors have their dtypes and shapes."""
+        """Whether all that was read is still the same, down to the dtypes and shapes of tensors."""
         if not self.checks.unchanged():
             return False
         for tensor, dtype, rank in self.tensors:
@@ -57,10 +58,11 @@ class Trace:
     reads: Reads | None = field(repr=False)
 
     def refreshed(self) -> Trace | None:
-        """This trace with the captures' present values; itself if nothing changed, None if it no longer holds.
+        """The trace with the captures' present values: itself if nothing changed, None if it no longer holds.
 
-        It no longer holds when a captured function or object is another one, a tensor has another dtype or rank, a
-        number that Python itself needed has another value, or something was read that cannot be watched.
+        It no longer holds when a captured function or object is another one, a tensor has another dtype or
+        rank, a number that Python itself needed has another value, or something was read that cannot be
+        watched.
         """
         reads = self.reads
         if reads is None:
@@ -74,7 +76,7 @@ class Trace:
 
 
 def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
-    """Traces a mask_mod `(b, h, q_idx, kv_idx) -> bool` or score_mod `(score, b, h, q_idx, kv_idx) -> number`.
+    """Traces a mask_mod (`b, h, q_idx, kv_idx` to a boolean) or score_mod (`score, b, h, ...` to a number).
 
     Raises a TraceError that shows the user's line, or whatever the function itself raises.
     """
@@ -119,7 +121,9 @@ def _reads(
     return Reads(watch, watch.compile(), leaves, program, guards, slots, tensors, shapes_)
 
 
-def _values(slots: list[Slot] | tuple[Slot, ...], leaves: tuple[Any, ...], done: list[Any]) -> tuple[Value, ...]:
+def _values(
+    slots: list[Slot] | tuple[Slot, ...], leaves: tuple[Any, ...], done: list[Any]
+) -> tuple[Value, ...]:
     return tuple(leaves[s.leaf] if s.leaf is not None else done[s.step or 0] for s in slots)
 
 

@@ -64,7 +64,10 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the value of a capture comes from: a watched leaf (a tensor), or a step of the program (a number)."""
+    """Where the value of a capture comes from.
+
+    A watched leaf (a tensor), or a step of the program (a number).
+    """
 
     leaf: int | None
     step: int | None
@@ -150,7 +153,10 @@ class Tracer:
         return found
 
     def tensor_slot(self, leaf: int) -> int:
-        """The slot of a captured tensor. Raises UnsupportedCapture for a dtype or layout that kernels cannot read."""
+        """The slot of a captured tensor.
+
+        Raises UnsupportedCapture for a dtype or layout that kernels cannot read.
+        """
         facts = self.facts[leaf]
         name = self.leaf_names[leaf]
         storage = STORAGES.get(facts.dtype)
@@ -184,6 +190,12 @@ class Tracer:
                 span=span_here(),
             )
         return build.scalar(self._slot(Slot(None, number.step), name, storage, None), storage.dtype)
+
+    def is_capture(self, value: Traced) -> bool:
+        """Whether `value` is a captured tensor or a view of one, rather than a number read from it."""
+        return (value.name is not None and bool(value.sizes)) or any(
+            value is t for t in self._tensors.values()
+        )
 
     # From anything a mod computes with to traced values.
 
@@ -228,7 +240,10 @@ class Tracer:
         return traced
 
     def tensor(self, tensor: torch.Tensor) -> Traced:
-        """A captured tensor as a traced one; one that was not found among the captures makes the trace volatile."""
+        """A captured tensor as a traced one.
+
+        One that was not found among the captures makes the trace volatile.
+        """
         known = self._tensors.get(id(tensor))
         if known is not None:
             return known

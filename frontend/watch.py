@@ -15,7 +15,10 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was read; `leaf` is its number or tensor, or NO_LEAF when it must stay the same object."""
+    """Where something was read.
+
+    `leaf` is its number or tensor, or NO_LEAF when it must stay the same object.
+    """
 
     last: Any
     leaf: int
@@ -65,7 +68,10 @@ class Watch:
         )
 
     def reread(self, leaves: list[Any]) -> Watch | None:
-        """Writes what has changed into `leaves`; None where something else than a number or tensor changed."""
+        """Writes what has changed into `leaves`.
+
+        None where something else than a number or tensor changed.
+        """
         again = Watch(lengths=self.lengths, snapshots=self.snapshots)
         try:
             for cell in self.cells:
