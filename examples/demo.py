@@ -75,7 +75,7 @@ def compile_all(folder: Path) -> None:
         if one.error is not None:
             raise SystemExit(f"{one.job.name} for {one.job.target}: {one.error}")
         for facts in one.resources.values():
-            numbers = f"{facts['registers']:>9} {facts['spills']:>7} {facts['shared']:>14,}"
+            numbers = f"{facts['registers']:>9} {facts['spills']:>7} {facts['shared_memory']:>14,}"
             print(f"{one.job.name:<18} {one.job.target:<7} {numbers}")
     manifest = write_manifest(made, folder / "kernels")
     print(f"{len(made)} kernels in {time.perf_counter() - began:.0f} s, listed in {manifest}\n")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flexc._version import __version__
+from flexc.compiling import compile as compile_kernel
 from flexc.errors import FlexcError, InternalError
 from flexc.modfile import load_mods, load_one
 
@@ -84,8 +85,6 @@ def precompile(jobs: Sequence[Job], folder: Path, *, workers: int) -> Iterator[M
 
 def make(job: Job, folder: Path) -> Made:
     """Compiles one kernel and saves it under `folder`."""
-    from flexc import compile as compile_kernel
-
     torch.set_num_threads(1)  # one core a process
     before = time.perf_counter()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexc.cli.options import Batch, BlockSize, Dtype, DtypeOption, Head, HeadDim, KvLen, Mod, QLen, Target
 from flexc.cli.show import show_text
+from flexc.compiling import compile as compile_kernel
 from flexc.explain import explain_mask, explain_score
 from flexc.modfile import load_one
 
@@ -20,8 +21,6 @@ def explain(
     dtype: DtypeOption = Dtype.BF16,
 ) -> None:
     """The traced formula, the tiles at these lengths, and every decision about the kernel with its reason."""
-    from flexc import compile as compile_kernel
-
     named = load_one(mod)
     parts = []
     if named.mask is not None:

@@ -10,6 +10,7 @@ import typer
 
 from flexc.cli.options import Batch, BlockSize, Dtype, DtypeOption, Head, HeadDim, KvLen, Mod, QLen, Target
 from flexc.cli.show import show_code
+from flexc.compiling import compile as compile_kernel
 from flexc.errors import ModFileError
 from flexc.explain import draw_tiles
 from flexc.ir.expr import Expr
@@ -99,8 +100,6 @@ def _graph(title: str, root: Expr, captures: Sequence[Capture]) -> str:
 
 
 def _compiled(named: NamedMods, stage: Stage, target: str, head_dim: int, dtype: Dtype) -> str:
-    from flexc import compile as compile_kernel
-
     kernel = compile_kernel(
         mask_mod=named.mask,
         score_mod=named.score,

@@ -69,7 +69,7 @@ def _table(made: Sequence[Made]) -> Table:
         job = each.job
         common = (job.name, job.target, str(job.head_dim), job.dtype)
         for facts in each.resources.values():
-            numbers = (str(facts["registers"]), str(facts["spills"]), f"{facts['shared']:,}")
+            numbers = (str(facts["registers"]), str(facts["spills"]), f"{facts['shared_memory']:,}")
             table.add_row(*common, *numbers, f"{each.seconds:.1f}")
         if each.error is not None:
             table.add_row(*common, "[red]failed[/]", "", "", f"{each.seconds:.1f}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
 
-console = Console()
+PIPE_WIDTH = 160
+"""Columns of a table that is not shown on a terminal."""
+
+console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 errors = Console(stderr=True)
 
 
