@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from flexc.errors import InvalidBlockMask
+from flexc.ir.arrays import Arrays
 from flexc.ir.blockmap import BlockMap, TileKind
+from flexc.ir.runs import Segments, TileGrid, pack
 
 LEAST_BLOCK_SIZE = 16
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -24,24 +26,6 @@ class BlockLists:
 
     counts: torch.Tensor
     indices: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Lengths in tokens and block sizes, of the queries and of the keys."""
-
-    q_len: int
-    kv_len: int
-    block_q: int
-    block_kv: int
-
-    @property
-    def q_blocks(self) -> int:
-        return -(-self.q_len // self.block_q)
-
-    @property
-    def kv_blocks(self) -> int:
-        return -(-self.kv_len // self.block_kv)
 
 
 def block_sizes(block_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -60,9 +44,8 @@ def block_sizes(block_size: int | tuple[int, int]) -> tuple[int, int]:
 
 def dense_kinds(block_map: BlockMap) -> Array:
     """The kind of every tile: uint8 (batch of the map, heads of the map, q blocks, kv blocks)."""
-    rows = block_map.batch * block_map.heads * block_map.q_blocks
-    kinds = np.zeros((rows, block_map.kv_blocks), np.uint8)
-    row, first, end, kind = _unpack(block_map)
+    kinds = np.zeros((block_map.grid.rows, block_map.kv_blocks), np.uint8)
+    row, first, end, kind = block_map.segments()
     of_tile, column = _spread(first, end)
     kinds[row[of_tile], column] = kind[of_tile]
     return kinds.reshape(block_map.batch, block_map.heads, block_map.q_blocks, block_map.kv_blocks)
@@ -81,8 +64,8 @@ def to_lists(listed: Array) -> BlockLists:
     return BlockLists(counts, indices.to(torch.int32))
 
 
-def from_lists(partial: BlockLists, full: BlockLists | None, extent: Extent) -> BlockMap:
-    """The map of tiles listed in any order. A tile that is in both lists is full.
+def from_lists(partial: BlockLists, full: BlockLists | None, extent: TileGrid) -> BlockMap:
+    """The map of tiles listed in any order, for the lengths of `extent`. A tile in both lists is full.
 
     Raises:
         InvalidBlockMask: shapes that do not fit each other or the lengths, or blocks out of range.
@@ -105,13 +88,15 @@ def from_lists(partial: BlockLists, full: BlockLists | None, extent: Extent) -> 
     fresh[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
     row, column, kind = row[fresh], column[fresh], kind[fresh]
     batch, heads = partial.counts.shape[:2]
-    return _pack(row, column, column + 1, kind, extent, batch, heads)
+    grid = replace(extent, batch=batch, heads=heads)
+    return _map_of(grid, row, column, column + 1, kind)
 
 
-def select_rows(block_map: BlockMap, rows: Array, extent: Extent) -> BlockMap:
+def select_rows(block_map: BlockMap, rows: Array, extent: TileGrid) -> BlockMap:
     """The map whose row (b, h, block) is row `rows[b, h, block]` of `block_map`, cropped to `extent`.
 
-    `extent` has `rows.shape[2]` query blocks and at most as many kv blocks as the map.
+    `extent` has `rows.shape[2]` query blocks and at most as many kv blocks as the map; its batch and heads
+    are those of `rows`.
     """
     flat = rows.reshape(-1).astype(np.int64)
     starts = block_map.offsets[flat].astype(np.int64)
@@ -120,7 +105,8 @@ def select_rows(block_map: BlockMap, rows: Array, extent: Extent) -> BlockMap:
     first, end, kind = block_map.runs[position].T.astype(np.int64)
     end = np.minimum(end, extent.kv_blocks)
     kept = first < end
-    return _pack(of_row[kept], first[kept], end[kept], kind[kept], extent, *rows.shape[:2])
+    grid = replace(extent, batch=rows.shape[0], heads=rows.shape[1])
+    return _map_of(grid, of_row[kept], first[kept], end[kept], kind[kept])
 
 
 def rank_tiles(listed: Array, descending: bool) -> Array:
@@ -131,7 +117,7 @@ def rank_tiles(listed: Array, descending: bool) -> Array:
     return before.astype(np.int32)
 
 
-def _check_lists(lists: BlockLists, name: str, extent: Extent) -> None:
+def _check_lists(lists: BlockLists, name: str, extent: TileGrid) -> None:
     counts, indices = lists.counts, lists.indices
     if indices.dim() != 4 or counts.shape != indices.shape[:3]:
         raise InvalidBlockMask(
@@ -146,7 +132,7 @@ def _check_lists(lists: BlockLists, name: str, extent: Extent) -> None:
         )
 
 
-def _entries(lists: BlockLists, kind: TileKind, name: str, extent: Extent) -> tuple[Array, Array, Array]:
+def _entries(lists: BlockLists, kind: TileKind, name: str, extent: TileGrid) -> tuple[Array, Array, Array]:
     """Row, column and kind of every listed tile."""
     indices = lists.indices.detach().cpu().numpy().reshape(-1, lists.indices.shape[-1]).astype(np.int64)
     counts = lists.counts.detach().cpu().numpy().reshape(-1, 1)
@@ -163,13 +149,6 @@ def _entries(lists: BlockLists, kind: TileKind, name: str, extent: Extent) -> tu
     return row, column, np.full(len(row), int(kind), np.int64)
 
 
-def _unpack(block_map: BlockMap) -> tuple[Array, Array, Array, Array]:
-    """Row, first block, end block and kind of every run."""
-    counts = np.diff(block_map.offsets)
-    first, end, kind = block_map.runs.T.astype(np.int64)
-    return np.repeat(np.arange(len(counts)), counts), first, end, kind
-
-
 def _spread(starts: Array, stops: Array) -> tuple[Array, Array]:
     """For ranges [start, stop): the number of its range, and its position, of every element."""
     counts = stops - starts
@@ -178,37 +157,16 @@ def _spread(starts: Array, stops: Array) -> tuple[Array, Array]:
     return owner, np.arange(len(owner)) - begins[owner] + starts[owner]
 
 
-def _pack(
-    row: Array, first: Array, end: Array, kind: Array, extent: Extent, batch: int, heads: int
-) -> BlockMap:
-    """A map of runs sorted by row and first block: neighbours joined, no full block over the kv length."""
-    if extent.kv_len % extent.block_kv:
-        last = extent.kv_blocks - 1
-        over = (end > last) & (kind == TileKind.FULL)
-        row = np.concatenate([row, row[over]])
-        first, end = (
-            np.concatenate([first, np.full(over.sum(), last)]),
-            np.concatenate([np.where(over, last, end), end[over]]),
-        )
-        kind = np.concatenate([kind, np.full(over.sum(), int(TileKind.PARTIAL))])
-        some = first < end
-        row, first, end, kind = row[some], first[some], end[some], kind[some]
-        order = np.lexsort((first, row))
-        row, first, end, kind = row[order], first[order], end[order], kind[order]
-    fresh = np.ones(len(row), bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (first[1:] != end[:-1]) | (kind[1:] != kind[:-1])
-    last_of_run = np.ones(len(row), bool)
-    last_of_run[:-1] = fresh[1:]
-    runs = np.stack([first[fresh], end[last_of_run], kind[fresh]], 1).astype(np.int32)
-    counts = np.bincount(row[fresh], minlength=batch * heads * extent.q_blocks)
+def _map_of(grid: TileGrid, row: Array, first: Array, end: Array, kind: Array) -> BlockMap:
+    """The map of disjoint segments; neighbours are joined, and no block over the kv length stays full."""
+    packed = pack(grid, Arrays(np), Segments(row, first, end, kind))
     return BlockMap(
-        q_len=extent.q_len,
-        kv_len=extent.kv_len,
-        block_q=extent.block_q,
-        block_kv=extent.block_kv,
-        batch=batch,
-        heads=heads,
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        runs=runs,
-        decided={},
+        grid.q_len,
+        grid.kv_len,
+        grid.block_q,
+        grid.block_kv,
+        grid.batch,
+        grid.heads,
+        packed.offsets,
+        packed.runs,
     )

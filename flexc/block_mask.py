@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from flexc.block_listing import BlockListing
-from flexc.block_lists import BlockLists, Extent, block_sizes, from_lists, select_rows
+from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
 from flexc.errors import BlockMaskMismatch, InvalidBlockMask, NotAMod, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
+from flexc.ir.runs import TileGrid
 from flexc.map_cache import block_map_for
 from flexc.mask_functions import (
     DeviceLike,
@@ -85,7 +86,7 @@ class BlockMask(BlockListing):
         full = None
         if full_kv_num_blocks is not None and full_kv_indices is not None:
             full = BlockLists(full_kv_num_blocks, full_kv_indices)
-        extent = Extent(*seq_lengths, *block_sizes(BLOCK_SIZE))
+        extent = TileGrid(*seq_lengths, *block_sizes(BLOCK_SIZE), 1, 1)
         block_map = from_lists(BlockLists(kv_num_blocks, kv_indices), full, extent)
         super().__init__(block_map, (block_map.batch, block_map.heads), mask_mod, kv_indices.device)
         self._separate_full = full is not None
@@ -202,7 +203,7 @@ class BlockMask(BlockListing):
         for known in (self._map, self._refitted):
             if known is not None and (known.q_len, known.kv_len) == self.seq_lengths:
                 return known
-        extent = Extent(*self.seq_lengths, *self.BLOCK_SIZE)
+        extent = TileGrid(*self.seq_lengths, *self.BLOCK_SIZE, 1, 1)
         if (extent.q_blocks, extent.kv_blocks) != (self._map.q_blocks, self._map.kv_blocks):
             raise BlockMaskMismatch(
                 f"seq_lengths {self.seq_lengths} make {extent.q_blocks} x {extent.kv_blocks} blocks of "
@@ -241,7 +242,7 @@ class BlockMask(BlockListing):
         rows = rows[tuple(_as_numpy_index(i) for i in given)]
         if rows.ndim != 3 or sum(isinstance(i, torch.Tensor) for i in given) > 1:
             raise InvalidBlockMask("a block mask is indexed by slices, integers and at most one 1-d tensor")
-        extent = Extent(rows.shape[2] * self.BLOCK_SIZE[0], self._map.kv_len, *self.BLOCK_SIZE)
+        extent = TileGrid(rows.shape[2] * self.BLOCK_SIZE[0], self._map.kv_len, *self.BLOCK_SIZE, 1, 1)
         shape = (rows.shape[0], rows.shape[1])
         if self._map.batch == 1:  # what the map shares stays shared
             rows = rows[:1]
@@ -262,7 +263,7 @@ class BlockMask(BlockListing):
                 f"lengths ({new_q_len}, {new_kv_len}) exceed those of the block mask, {self.seq_lengths}",
                 hint="make a new block mask",
             )
-        extent = Extent(new_q_len, new_kv_len, *self.BLOCK_SIZE)
+        extent = TileGrid(new_q_len, new_kv_len, *self.BLOCK_SIZE, 1, 1)
         rows = _rows_of(self._map)[:, :, : extent.q_blocks]
         return self._like(select_rows(self._map, rows, extent), self._shape, self.mask_mod)
 

@@ -57,7 +57,7 @@ class _Draft:
             _join(self.masked, low, self.size)
 
     def finish(self) -> Chunk:
-        parts = [torch.arange(start, stop, dtype=torch.int32) for start, stop in self.ranges]
+        parts = [torch.arange(start, stop, dtype=torch.int32, device="cpu") for start, stop in self.ranges]
         kv_idx = parts[0] if len(parts) == 1 else torch.cat(parts)
         return Chunk(
             kv_idx=kv_idx,

@@ -26,11 +26,12 @@ from flexc.ir.expr import Expr
 from flexc.ir.ops import Input
 from flexc.map_cache import effective_block_map
 from flexc.values import weigh_values
+from flexc.workers import run_each
 
 BLOCK_Q = 128
 BLOCK_KV = 64
-# Scores held at a time: 2 MB in fp32, about the second-level cache of a core.
-_TILE_SCORES = 1 << 19
+# Scores that a core holds at a time: 1 MB in fp32, to fit its second-level cache.
+_TILE_SCORES = 1 << 18
 _LEAST_WIDTH = 128
 _MOST_WIDTH = 4096
 # Rows of a matrix product, over which more of them no longer make it faster.
@@ -61,6 +62,15 @@ class Unit:
         return part.to(dtype).flatten(0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A unit, a half-open range of query rows, and the columns that these visit."""
+
+    unit: Unit
+    rows: tuple[int, int]
+    visited: list[Chunk]
+
+
 @dataclass(slots=True)
 class _State:
     """The online softmax of a tile: row maximum and sum (n, rows, 1), unnormalised output (n, rows, Dv)."""
@@ -84,16 +94,17 @@ def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
         out = call.q.new_empty((batch, heads, q_len, call.v.shape[3]))
     lse = call.q.new_empty((batch, heads, q_len), dtype=dtype) if call.return_lse else None
     block_map = effective_block_map(call, BLOCK_Q, BLOCK_KV)
-    for unit, rows, visited in _tiles(call, block_map):
-        state = _attend(call, unit, rows, visited, dtype)
-        _store(state, unit, rows, out, lse)
+
+    def work(tile: Tile) -> None:
+        _store(_attend(call, tile, dtype), tile, out, lse)
+
+    with torch.autocast("cpu", enabled=False):
+        run_each(work, _tiles(call, block_map))
     return out, lse
 
 
-def _tiles(
-    call: AttentionCall, block_map: BlockMap | None
-) -> Iterator[tuple[Unit, tuple[int, int], list[Chunk]]]:
-    """Every unit, range of rows, and the chunks that these visit."""
+def _tiles(call: AttentionCall, block_map: BlockMap | None) -> Iterator[Tile]:
+    """All tiles of a call."""
     q_len, kv_len = call.q.shape[2], call.k.shape[2]
     group = call.q.shape[1] // call.k.shape[1]
     block_q = BLOCK_Q if block_map is None else block_map.block_q
@@ -111,7 +122,7 @@ def _tiles(
             stop = min((block + 1) * block_q, q_len)
             for first in range(block * block_q, stop, rows):
                 for unit in units:
-                    yield unit, (first, min(first + rows, stop)), visited
+                    yield Tile(unit, (first, min(first + rows, stop)), visited)
 
 
 def _units(call: AttentionCall, rows: int, b: int | None, h: int | None) -> tuple[list[Unit], int]:
@@ -138,16 +149,15 @@ def _parts(items: range, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, items.stop)) for start in range(items.start, items.stop, size)]
 
 
-def _attend(
-    call: AttentionCall, unit: Unit, rows: tuple[int, int], visited: list[Chunk], dtype: torch.dtype
-) -> _State:
+def _attend(call: AttentionCall, tile: Tile, dtype: torch.dtype) -> _State:
+    unit, rows = tile.unit, tile.rows
     batches, kv_heads, group = unit.shape
     count = rows[1] - rows[0]
     shape = (batches, kv_heads, group, count)
     q = unit.queries(call.q, rows).to(dtype).mul(call.scale).reshape(batches * kv_heads, group * count, -1)
     state = _start(call, unit, shape, dtype)
     inputs = _inputs(call, unit, rows)
-    for chunk in visited:
+    for chunk in tile.visited:
         scores = torch.bmm(q, unit.keys(call.k, chunk, dtype).transpose(1, 2))
         scores = _modify(call, scores.view(*shape, -1), inputs, chunk, dtype)
         may_hide = bool(chunk.masked) or call.score is not None
@@ -160,19 +170,19 @@ def _start(call: AttentionCall, unit: Unit, shape: tuple[int, int, int, int], dt
     """Rows that have seen no key; a sink is a key without a value, seen first."""
     rows = (shape[0] * shape[1], shape[2] * shape[3], 1)
     if call.sinks is None:
-        maximum = torch.full(rows, -math.inf, dtype=dtype)
-        return _State(maximum, torch.zeros(rows, dtype=dtype))
+        maximum = call.q.new_full(rows, -math.inf, dtype=dtype)
+        return _State(maximum, call.q.new_zeros(rows, dtype=dtype))
     sinks = call.sinks[slice(*unit.heads)].to(dtype).view(1, shape[1], shape[2], 1)
-    return _State(sinks.expand(shape).reshape(rows), torch.ones(rows, dtype=dtype))
+    return _State(sinks.expand(shape).reshape(rows), call.q.new_ones(rows, dtype=dtype))
 
 
 def _inputs(call: AttentionCall, unit: Unit, rows: tuple[int, int]) -> dict[Input, torch.Tensor | int]:
     """What mods are called with, in shapes that broadcast over (batch, key head, group, row, column)."""
     batches, kv_heads, group = unit.shape
     return {
-        Input.B: torch.arange(*unit.batch, dtype=torch.int32).view(batches, 1, 1, 1, 1),
-        Input.H: torch.arange(*unit.heads, dtype=torch.int32).view(kv_heads, group, 1, 1),
-        Input.Q_IDX: torch.arange(*rows, dtype=torch.int32).view(-1, 1),
+        Input.B: torch.arange(*unit.batch, dtype=torch.int32, device="cpu").view(batches, 1, 1, 1, 1),
+        Input.H: torch.arange(*unit.heads, dtype=torch.int32, device="cpu").view(kv_heads, group, 1, 1),
+        Input.Q_IDX: torch.arange(*rows, dtype=torch.int32, device="cpu").view(-1, 1),
         Input.Q_LEN: call.q.shape[2],
         Input.KV_LEN: call.k.shape[2],
     }
@@ -220,15 +230,13 @@ def _accumulate(state: _State, scores: torch.Tensor, values: torch.Tensor, may_h
         state.output.mul_(decay).baddbmm_(weights, values)
 
 
-def _store(
-    state: _State, unit: Unit, rows: tuple[int, int], out: torch.Tensor, lse: torch.Tensor | None
-) -> None:
-    target = unit.queries(out, rows)
+def _store(state: _State, tile: Tile, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    target = tile.unit.queries(out, tile.rows)
     if state.output is None:
         target.zero_()
     else:
         total = state.total.masked_fill(state.total == 0.0, 1.0)
         target.copy_(state.output.div_(total).view(target.shape))
     if lse is not None:
-        target = unit.queries(lse, rows)
+        target = tile.unit.queries(lse, tile.rows)
         target.copy_((state.maximum + state.total.log()).view(target.shape))

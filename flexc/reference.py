@@ -24,7 +24,8 @@ def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     Returns out (B, Hq, L, Dv) and lse (B, Hq, L), fp32 (fp64 for fp64 queries), or None where it is not asked
     for.
     """
-    out, lse = dense(call)
+    with torch.autocast(call.q.device.type, enabled=False):
+        out, lse = dense(call)
     if call.out is not None:
         out = call.out.copy_(out)
     return out, lse if call.return_lse else None
@@ -103,8 +104,8 @@ def _listed(block_map: BlockMap, kv_heads: int) -> torch.Tensor:
             for h in range(block_map.heads)
         ]
     )
-    rows = torch.arange(block_map.q_len) // block_map.block_q
-    columns = torch.arange(block_map.kv_len) // block_map.block_kv
+    rows = torch.arange(block_map.q_len, device="cpu") // block_map.block_q
+    columns = torch.arange(block_map.kv_len, device="cpu") // block_map.block_kv
     pairs = tiles[:, rows][:, :, columns]
     heads = (1, 1) if block_map.heads == 1 else (kv_heads, block_map.heads // kv_heads)
     return pairs.view(block_map.batch, *heads, block_map.q_len, block_map.kv_len)

@@ -1,0 +1,267 @@
+"""Block masks: equal to PyTorch's, convertible, sliceable, cached; and every mistake an error."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+
+import flexc
+from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
+from flexc.block_mask import as_block_mask
+from flexc.errors import BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
+from flexc.map_cache import _found
+
+TENSORS = (
+    "kv_num_blocks",
+    "kv_indices",
+    "full_kv_num_blocks",
+    "full_kv_indices",
+    "q_num_blocks",
+    "q_indices",
+    "full_q_num_blocks",
+    "full_q_indices",
+    "dq_write_order",
+    "dq_write_order_full",
+)
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
+
+
+def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 90)
+
+
+def by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & ((q_idx // 64 + h) % 3 != b)
+
+
+MASKS = [causal, window, by_head]
+SIZES: list[int | tuple[int, int]] = [128, (64, 32), 16]
+INDICES: list[Any] = [
+    0,
+    (slice(None), 1),
+    (slice(0, 1), slice(1, 3)),
+    (0, slice(None), torch.tensor([0])),
+    (slice(None), torch.tensor([2, 0, 2, 1])),
+    (slice(None), slice(None), 0),
+    (-1, -1, -1),
+]
+
+
+def _assert_same(ours: Any, theirs: Any) -> None:
+    for name in TENSORS:
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            assert a.dtype is b.dtype, name
+            assert torch.equal(a, b), name
+    for name in ("shape", "seq_lengths", "BLOCK_SIZE", "mask_mod"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.numel() == theirs.numel()
+    assert ours.sparsity() == pytest.approx(theirs.sparsity())
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    assert str(ours) == str(theirs)
+    assert ours.to_string((3, 2), limit=1) == theirs.to_string((3, 2), limit=1)
+    assert ours.to_string(-1) == theirs.to_string(-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"separate_full_blocks": False}, {"compute_dq_write_order": True}])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("lengths", [(512, 512), (500, 300), (130, 277), (1, 400)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_equal_to_pytorch(mask: Any, lengths: tuple[int, int], size: Any, options: dict[str, Any]) -> None:
+    ours = create_block_mask(mask, 2, 3, *lengths, device="cpu", BLOCK_SIZE=size, **options)
+    theirs = torch_flex.create_block_mask(mask, 2, 3, *lengths, device="cpu", BLOCK_SIZE=size, **options)
+    _assert_same(ours, theirs)
+    _assert_same(ours.to_torch(), theirs)
+    _assert_same(ours.to("cpu"), theirs)
+    if not options:
+        _assert_same(BlockMask.from_torch(theirs), theirs)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("mask", [causal, by_head])
+def test_slices_are_those_of_pytorch(mask: Any, index: Any) -> None:
+    ours = create_block_mask(mask, 2, 3, 512, 300, device="cpu", BLOCK_SIZE=64)[index]
+    theirs = torch_flex.create_block_mask(mask, 2, 3, 512, 300, device="cpu", BLOCK_SIZE=64)[index]
+    ours.mask_mod = theirs.mask_mod = mask
+    _assert_same(ours, theirs)
+
+
+def test_adjust_is_that_of_pytorch() -> None:
+    ours = create_block_mask(window, None, None, 512, 512, device="cpu", BLOCK_SIZE=64)
+    theirs = torch_flex.create_block_mask(window, None, None, 512, 512, device="cpu", BLOCK_SIZE=64)
+    _assert_same(ours._adjust(256, 448), theirs._adjust(256, 448))
+    with pytest.raises(BlockMaskMismatch, match=r"\(1024, 512\)"):
+        ours._adjust(1024, 512)
+
+
+def test_a_slice_for_decoding_computes() -> None:
+    q, k, v = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
+    whole = create_block_mask(causal, None, None, 300, 300, device="cpu", BLOCK_SIZE=64)
+    position = 200
+    part = whole[:, :, position // 64]
+    with pytest.raises(SlicedBlockMask, match="mask_mod"):
+        flexc.attention(q, k, v, block_mask=part)
+    part.mask_mod = lambda b, h, q_idx, kv_idx: causal(b, h, q_idx + position, kv_idx)
+    with pytest.raises(BlockMaskMismatch, match="seq_lengths"):
+        flexc.attention(q, k, v, block_mask=part)
+    part.seq_lengths = (1, 300)
+    out = flexc.attention(q, k, v, block_mask=part)
+    torch.testing.assert_close(out, flexc.attention(q, k[:, :, :201], v[:, :, :201]))
+
+
+def test_a_sliced_mask_of_pytorch_is_refused() -> None:
+    theirs = torch_flex.create_block_mask(causal, 1, 1, 256, 256, device="cpu")[:, :, 0]
+    with pytest.raises(SlicedBlockMask):
+        as_block_mask(theirs)
+    with pytest.raises(NotAMod, match="Tensor"):
+        as_block_mask(torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_mask_of_pytorch_is_converted_once_until_it_changes() -> None:
+    theirs = torch_flex.create_block_mask(causal, 1, 1, 256, 256, device="cpu")
+    first = as_block_mask(theirs)
+    assert as_block_mask(theirs) is first
+    theirs.mask_mod = window
+    assert as_block_mask(theirs).mask_mod is window
+
+
+def test_lists_in_any_order_and_in_both_kinds() -> None:
+    counts = torch.tensor([[[3, 0]]], dtype=torch.int32)
+    indices = torch.tensor([[[[3, 0, 1, 7], [9, 9, 9, 9]]]], dtype=torch.int32)
+    full_counts = torch.tensor([[[2, 1]]], dtype=torch.int32)
+    full_indices = torch.tensor([[[[3, 2, 0, 0], [3, 0, 0, 0]]]], dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(counts, indices, full_counts, full_indices, 32, seq_lengths=(64, 120))
+    block_map = mask.block_map
+    assert block_map is not None
+    # Block 3 is full by its list, but hangs over the 120 keys.
+    assert block_map.kinds().tolist() == [[1, 1, 2, 1], [0, 0, 0, 1]]
+    assert mask.kv_num_blocks.tolist() == [[[3, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_indices": torch.full((1, 1, 2, 4), 4, dtype=torch.int32)}, "blocks 4 to 4"),
+        ({"kv_indices": torch.full((1, 1, 2, 4), -1, dtype=torch.int32)}, "blocks -1 to -1"),
+        ({"kv_num_blocks": torch.full((1, 1, 2), 5, dtype=torch.int32)}, "lists 5 blocks"),
+        ({"kv_num_blocks": torch.ones((1, 2), dtype=torch.int32)}, "kv_num_blocks is"),
+        ({"full_kv_num_blocks": torch.ones((1, 1, 2), dtype=torch.int32)}, "one is None"),
+        ({"seq_lengths": (65, 128)}, "2 query blocks; a q length of 65"),
+        ({"BLOCK_SIZE": 8}, "BLOCK_SIZE is 8"),
+    ],
+)
+def test_bad_lists(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "kv_num_blocks": torch.ones((1, 1, 2), dtype=torch.int32),
+        "kv_indices": torch.zeros((1, 1, 2, 4), dtype=torch.int32),
+        "BLOCK_SIZE": 32,
+        "seq_lengths": (64, 128),
+    }
+    BlockMask.from_kv_blocks(**arguments)
+    with pytest.raises(InvalidBlockMask, match=message):
+        BlockMask.from_kv_blocks(**(arguments | changes))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InvalidBlockMask, match="BLOCK_SIZE is 8"):
+        create_block_mask(causal, 1, 1, 64, 64, device="cpu", BLOCK_SIZE=8)
+    with pytest.raises(InvalidBlockMask, match="negative"):
+        create_block_mask(causal, 1, 1, -1, 64, device="cpu")
+    with pytest.raises(InvalidBlockMask, match="at most 3"):
+        create_block_mask(causal, 1, 1, 64, 64, device="cpu")[0, 0, 0, 0]
+    with pytest.raises(TypeError):
+        create_block_mask(lambda q_idx, kv_idx: q_idx >= kv_idx, 1, 1, 64, 64, device="cpu")
+    with pytest.raises(NotAMod):
+        and_masks(causal, 3)  # type: ignore[arg-type]
+    with pytest.raises(NotAMod, match="2 arguments"):
+        create_mask(lambda q_idx, kv_idx: q_idx >= kv_idx, 1, 1, 64, 64, device="cpu")
+
+
+@pytest.mark.parametrize("lengths", [(0, 100), (100, 0), (0, 0)])
+def test_empty_lengths(lengths: tuple[int, int]) -> None:
+    mask = create_block_mask(causal, 2, None, *lengths, device="cpu", BLOCK_SIZE=64)
+    assert mask.shape == (2, 1, *lengths)
+    assert mask.numel() == 0
+    assert mask.sparsity() == 0.0
+    assert mask.kv_num_blocks.shape == (2, 1, -(-lengths[0] // 64))
+    assert mask.to_dense().sum() == 0
+
+
+def test_dense_masks_equal_those_of_pytorch() -> None:
+    def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.where(q_idx + h >= kv_idx, score + b, -float("inf"))
+
+    for mod in (causal, by_head, score, noop_mask, and_masks(causal, window), or_masks(by_head, window)):
+        ours = create_mask(mod, 2, 3, 40, 50, device="cpu")
+        assert ours.dtype is torch.bool
+        assert torch.equal(ours, torch_flex.create_mask(mod, 2, 3, 40, 50, device="cpu"))
+    assert create_mask(causal, None, None, 4, 5, device="cpu").shape == (1, 1, 4, 5)
+    assert create_mask(and_masks(), None, None, 4, 5, device="cpu").all()
+    assert not create_mask(or_masks(), None, None, 4, 5, device="cpu").any()
+
+
+def test_pickle_and_deepcopy() -> None:
+    mask = create_block_mask(by_head, 2, 3, 200, 200, device="cpu", BLOCK_SIZE=64)
+    for other in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
+        _assert_same(other, mask)
+        assert repr(other) == repr(mask)
+
+
+def _map_of(fn: Callable[..., Any], length: int = 256) -> Any:
+    return create_block_mask(fn, None, None, length, length, device="cpu", BLOCK_SIZE=64).block_map
+
+
+def test_maps_are_found_again_only_when_what_they_are_made_of_changes() -> None:
+    ids = torch.arange(256) // 64
+    width = 3
+
+    def documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx - kv_idx < width)
+
+    first = _map_of(documents)
+    assert _map_of(documents) is first
+    width = 100
+    wider = _map_of(documents)
+    assert wider is not first
+    ids[128:] = 0
+    changed = _map_of(documents)
+    assert changed is not wider
+    assert (changed.kinds() != wider.kinds()).any()
+    with torch.inference_mode():
+        ids = torch.arange(256) // 128
+        of_inference = _map_of(documents)
+        assert _map_of(documents) is of_inference
+        ids.zero_()
+        assert _map_of(documents) is not of_inference
+
+
+def test_a_new_tensor_in_a_closure_is_another_map_and_the_cache_stays_bounded() -> None:
+    def documents(ids: torch.Tensor) -> Callable[..., Any]:
+        return lambda b, h, q_idx, kv_idx: ids[q_idx] == ids[kv_idx]
+
+    for parts in range(1, 200):
+        ids = torch.arange(256) * parts // 256
+        kinds = _map_of(documents(ids)).kinds()
+        assert kinds[0, 3] == (2 if parts == 1 else 0)
+        del ids
+        gc.collect(0)
+    assert len(_found) <= 128
+
+
+def test_a_long_causal_mask_is_small() -> None:
+    mask = create_block_mask(causal, None, None, 1_000_000, 1_000_000, device="cpu", BLOCK_SIZE=128)
+    block_map = mask.block_map
+    assert block_map is not None
+    assert block_map.runs.nbytes + block_map.offsets.nbytes < 400_000
+    assert mask.sparsity() == pytest.approx(50, abs=0.1)
