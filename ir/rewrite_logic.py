@@ -53,10 +53,12 @@ def join(op: Op, parts: list[Expr]) -> Expr:
 def _chain(x: Expr) -> Expr | None:
     """AND and OR: drop neutral, repeated and absorbed parts; a part beside its opposite decides the whole."""
     neutral, absorbing, dual = (TRUE, FALSE, Op.OR) if x.op is Op.AND else (FALSE, TRUE, Op.AND)
-    parts = flatten(x.op, x)
+    sides = [flatten(x.op, arg) for arg in x.args]
+    parts = sides[0] + sides[1]
     unique = [part for part in dict.fromkeys(parts) if part is not neutral]
     known = set(unique)
-    if absorbing in known or any(negation(part) in known for part in unique):
+    # Each side has no opposites within itself, so that the shorter one is enough to look from.
+    if absorbing in known or any(negation(part) in known for part in min(sides, key=len)):
         return absorbing
     kept = [p for p in unique if p.op is not dual or known.isdisjoint(flatten(dual, p))]
     return None if len(kept) == len(parts) else join(x.op, kept)
