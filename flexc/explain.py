@@ -149,7 +149,7 @@ def _tiles(block_map: BlockMap) -> list[Row]:
     return rows
 
 
-_ANALYSES = {"interval": "interval analysis", "exact": "exact evaluation"}
+_ANALYSES = {"interval": "interval analysis", "sample": "a sample of pairs", "exact": "every pair"}
 
 
 def _listed(label: str, texts: Iterable[str]) -> list[Row]:

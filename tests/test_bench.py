@@ -73,7 +73,7 @@ def test_only_right_results_have_a_speed() -> None:
 
 def test_timing_takes_turns() -> None:
     order: list[str] = []
-    calls = {name: [lambda n=name: order.append(n)] for name in ("a", "b")}  # type: ignore[misc]
+    calls = {name: [lambda n=name: order.append(n)] for name in ("a", "b")}
     found = alternate(calls, rounds=4, device=CPU)
     assert order == ["a", "b"] * 5
     assert found["a"].low_ms <= found["a"].median_ms <= found["a"].high_ms

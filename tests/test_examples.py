@@ -43,7 +43,7 @@ def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_demo(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "examples" / "demo.py", tmp_path]
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     pictures = {path.name for path in tmp_path.glob("*.png")}

@@ -40,7 +40,8 @@ def alternate(calls: Mapping[str, Calls], *, rounds: int, device: torch.device) 
 
 
 def _time_on_gpu(call: Callable[[], object]) -> tuple[Callable[[], float], float]:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    event: Callable[..., torch.cuda.Event] = torch.cuda.Event  # torch leaves its constructor untyped
+    start, end = event(enable_timing=True), event(enable_timing=True)
     start.record()
     before = time.perf_counter()
     call()
