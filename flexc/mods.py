@@ -30,6 +30,7 @@ class Mod(Traceable):
     """
 
     kind: ModKind
+    __name__: str
 
     def __init__(self, function: Function) -> None:
         check_arity(function, self.kind)

@@ -108,7 +108,10 @@ class Captures:
         return self._copied_function(function, read)
 
     def _copied_function(self, function: FunctionType, read: list[str]) -> FunctionType:
-        names: dict[str, Any] = {"__name__": function.__module__, "__builtins__": function.__builtins__}
+        names: dict[str, Any] = {
+            "__name__": function.__module__,
+            "__builtins__": function.__globals__["__builtins__"],
+        }
         cells = tuple(CellType() for _ in function.__closure__ or ())
         copy = FunctionType(
             function.__code__, names, function.__name__, None, cells if function.__closure__ else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from torch.overrides import TorchFunctionMode
@@ -64,6 +65,8 @@ def dispatch(tracer: Tracer, func: Callable[..., Any], args: tuple[Any, ...], kw
         )
     if name in _REFLECTED and len(args) == 2:
         return tracer.call(_REFLECTED[name], args[1], args[0])
+    if name == "where" and isinstance(func, MethodDescriptorType):
+        return tracer.call(name, args[1], args[0], *args[2:], **kwargs)  # the method has another order
     name = _PLAIN.get(name, name)
     if name in OPERATIONS:
         return tracer.call(name, *_positional(args, kwargs), **kwargs)

@@ -134,7 +134,7 @@ def _item(tracer: Tracer, base: Traced, dimension: int, item: Any) -> Item:
     if isinstance(item, slice):
         return _slice(tracer, size, item)
     if isinstance(item, (list, np.ndarray)):
-        item = tracer.own_tensor(torch.as_tensor(np.asarray(item)))
+        item = tracer.call("tensor", list(item))
     if isinstance(item, (bool, np.bool_)) and not isinstance(item, TracedNumber):
         raise WrongIndexType("a bool is no index", hint="use torch.where to choose", span=span_here())
     if isinstance(item, int) and not isinstance(item, TracedNumber):

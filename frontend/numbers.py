@@ -167,24 +167,24 @@ _install()
 class TracedInt(TracedNumber, torch.SymInt):
     """A captured int."""
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
         return int
 
 
 class TracedFloat(TracedNumber, torch.SymFloat):
     """A captured float."""
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
         return float
 
 
 class TracedBool(TracedNumber, torch.SymBool):
     """A captured bool, or a comparison of captured numbers: `if W > 0` guards the answer, not W."""
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
         return bool
 
 

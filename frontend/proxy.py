@@ -125,6 +125,10 @@ class Traced:
         )
         return self
 
+    def where(self, condition: Any, other: Any) -> Any:
+        """Tensor.where, which has another order than torch.where."""
+        return self.tracer.call("where", condition, self, other)
+
     def __getitem__(self, index: Any) -> Any:
         return self.tracer.call("__getitem__", self, index)
 

@@ -72,12 +72,16 @@ def _realise(operand: Traced | TracedNumber) -> Any:
     return operand.real()
 
 
-def _torch_function(name: str) -> Callable[..., Any]:
+def _torch_function(name: str, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """What to call by name: the method of a tensor, else the function, which also takes a number first."""
     if name in ATTRIBUTES:
         return lambda tensor: getattr(tensor, name)
-    for owner in (torch.Tensor, torch, torch.nn.functional, torch.special):
-        if hasattr(owner, name):
-            return getattr(owner, name)  # type: ignore[no-any-return]
+    method_first = name != "where" and bool(args) and isinstance(args[0], (Traced, torch.Tensor))
+    owners: tuple[Any, ...] = (torch, torch.nn.functional, torch.special, torch.linalg)
+    for owner in (torch.Tensor, *owners) if method_first else (*owners, torch.Tensor):
+        function = getattr(owner, name, None)
+        if callable(function):  # torch.float is a dtype
+            return function  # type: ignore[no-any-return]
     raise UnsupportedOperation(f"mods cannot use {name}", span=span_here())
 
 
@@ -115,7 +119,7 @@ def call_real(
             hint="use elementwise arithmetic, comparisons, torch.where, and indexing of captured tensors",
             span=span_here(),
         )
-    call = _torch_function(function) if isinstance(function, str) else function
+    call = _torch_function(function, args) if isinstance(function, str) else function
     with torch._C.DisableTorchFunction():
         result = call(*map_operands(_realise, args), **map_operands(_realise, kwargs))
     return result if keep else _captured(tracer, result)

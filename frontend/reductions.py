@@ -266,7 +266,7 @@ def searchsorted(
     value = tracer.call("unsqueeze", input, -1)
     before = tracer.call("le" if after else "lt", sorted_sequence, value)
     count = sum_(tracer, before, -1, dtype=torch.int32)
-    return count if out_int32 else tracer.call("to", count, torch.int64)  # type: ignore[no-any-return]
+    return count if out_int32 else tracer.call("to", count, torch.int64)
 
 
 @operation("bucketize")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import linecache
 import sys
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -25,7 +25,7 @@ _OURS = tuple(
 )
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _is_ours(file: str) -> bool:
     return file.startswith("<") or str(Path(file).resolve()).startswith(_OURS)
 
@@ -42,6 +42,17 @@ def span_here() -> Span | None:
     """The user's expression that is running now."""
     frame = user_frame()
     return None if frame is None else _span(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def span_of_traceback(traceback: TracebackType | None) -> Span | None:
+    """The user's expression that raised: the innermost frame that is neither ours nor torch's."""
+    span = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not _is_ours(code.co_filename):
+            span = _span(code, traceback.tb_lasti, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return span
 
 
 def span_of_code(code: CodeType, line: int | None = None) -> Span:

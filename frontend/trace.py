@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from flexc.errors import FlexcError, UnsupportedOperation
 from flexc.frontend import factories, indexing, reductions, shapes, torch_choices, torch_ops
 from flexc.frontend.captures import Captures
 from flexc.frontend.dispatch import TracingMode
@@ -15,6 +17,7 @@ from flexc.frontend.host import Program
 from flexc.frontend.proxy import Traced
 from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
 from flexc.frontend.source import source_of
+from flexc.frontend.span import span_of_traceback
 from flexc.frontend.tracer import Slot, Tracer, Value, number_storage
 from flexc.frontend.watch import Checks, Watch
 from flexc.ir import build
@@ -24,6 +27,9 @@ from flexc.ir.verify import verify
 
 # Importing these fills the table of operations.
 _OPERATIONS = (factories, indexing, reductions, shapes, torch_choices, torch_ops)
+
+
+_TORCH_REFUSES = re.compile(r"^\w+\(\):? (argument |received an invalid combination of arguments)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,10 +49,17 @@ class Reads:
         """Whether all that was read is still the same, down to the dtypes and shapes of tensors."""
         if not self.checks.unchanged():
             return False
+        return self.tensors_hold() and all(tuple(tensor.shape) == shape for tensor, shape in self.shapes)
+
+    def tensors_hold(self) -> bool:
+        """Whether the tensors that were read have their dtypes and ranks.
+
+        `.data =` can change them in place.
+        """
         for tensor, dtype, rank in self.tensors:
             if tensor.dtype is not dtype or tensor.ndim != rank:
                 return False
-        return all(tuple(tensor.shape) == shape for tensor, shape in self.shapes)
+        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,12 +97,26 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     tracer = Tracer()
     captures = Captures(tracer)
     traceable = captures.wrap(function, getattr(function, "__name__", "mod"))[0]
-    with TracingMode(tracer):
-        result = traceable(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
+    result = _run(tracer, traceable, kind)
     root = check_result(tracer, result, kind, function)
     graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
     verify(graph)
     return _finish(graph, tracer, captures.watch)
+
+
+def _run(tracer: Tracer, function: Callable[..., Any], kind: ModKind) -> Any:
+    """The result on traced values; what torch's own argument checks refuse is located."""
+    try:
+        with TracingMode(tracer):
+            return function(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
+    except TypeError as error:
+        if isinstance(error, FlexcError) or not _TORCH_REFUSES.search(str(error)):
+            raise
+        raise UnsupportedOperation(
+            str(error).partition("\n")[0].replace("Traced", "Tensor"),
+            hint="give torch functions the arguments that they take for tensors",
+            span=span_of_traceback(error.__traceback__),
+        ) from error
 
 
 def _argument(tracer: Tracer, name: str) -> Traced:
@@ -128,7 +155,7 @@ def _values(
 
 
 def _reread(old: Trace, reads: Reads) -> Trace | None:
-    if not reads.checks.contents_hold():
+    if not (reads.tensors_hold() and reads.checks.contents_hold()):
         return None
     leaves = list(reads.leaves)
     watch = reads.watch.reread(leaves)

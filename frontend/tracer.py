@@ -281,6 +281,11 @@ class Tracer:
             raise UnsupportedOperation(
                 f"mods cannot use {name} in this form: {error}".replace("operation() ", ""), span=span_here()
             ) from error
-        if isinstance(result, Traced) and result.real is None and realisable(args, kwargs):
-            result.real = lambda: call_real(self, name, args, kwargs, keep=True)
+        if isinstance(result, Traced):
+            if result.real is None and realisable(args, kwargs):
+                result.real = lambda: call_real(self, name, args, kwargs, keep=True)
+        elif isinstance(result, tuple) and realisable(args, kwargs):
+            for i, item in enumerate(result):
+                if isinstance(item, Traced):
+                    item.real = lambda i=i: call_real(self, name, args, kwargs, keep=True)[i]
         return result

@@ -1,7 +1,8 @@
-"""The corpus: every mask and score function that the tests of all layers run, made on a device when asked for.
+"""The corpus: every mask and score function that the tests of all layers run.
 
-`make(device, seed)` gives a `Case` with small lengths, none a multiple of 16, so that the Triton interpreter and dense
-references can run it. `make(device, seed, lengths=(q_len, kv_len))` gives other lengths where `Entry.scales` is True.
+`entry.make(device, seed)` gives a `Case` with small lengths, few of them multiples of 16, so that the Triton
+interpreter and dense references can run it. `entry.make(device, seed, lengths=(q_len, kv_len))` gives other
+lengths where `entry.scales` is True.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Factory(Protocol):
 class Entry:
     """One line of the corpus.
 
-    `out_of_range`: it reads captured tensors out of range where the mask is false, which PyTorch refuses on the CPU.
+    `out_of_range`: it reads captured tensors out of range where the mask is false, which PyTorch refuses on
+    the CPU.
     """
 
     name: str
@@ -144,5 +146,5 @@ def corpus() -> dict[str, Entry]:
     """Every entry by name."""
     from tests import mods_flexc, mods_foreign, mods_hard
 
-    assert mods_flexc and mods_foreign and mods_hard
+    assert all((mods_flexc, mods_foreign, mods_hard))
     return dict(_ENTRIES)

@@ -199,6 +199,7 @@ def bound_method(s: Setting) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.window = 21
+            self.limit: torch.Tensor
             self.register_buffer("limit", torch.tensor([90, 60], device=s.device))
 
         def mask(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

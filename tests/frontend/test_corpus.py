@@ -63,7 +63,7 @@ def test_lengths_only_where_the_mod_allows() -> None:
 def test_attention_gym_approximate_softcap() -> None:
     from attn_gym.mods.softcapping import _tanh_approx
 
-    def softcap(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    def softcap(score, b, h, q_idx, kv_idx):
         return 20 * _tanh_approx(score / 20)
 
     assert to_text(trace(softcap, ModKind.SCORE).graph.root) == "mul(20.0, tanh(div(score, 20.0)))"
