@@ -60,8 +60,8 @@ class Argument:
 
 
 _RESERVED = {
-    "tl", "triton", "b", "h", "q_idx", "kv_idx", "score", "q_len", "kv_len", "scale", "q", "k", "v", "q_heads",
-    "group", "rows", "kv_h", "acc", "row_max", "row_sum", "qk", "p", "alpha", "allowed", "head", "pid",
+    "tl", "triton", "b", "h", "q_idx", "kv_idx", "score", "q_len", "kv_len", "scale", "q", "k", "v",
+    "q_heads", "group", "rows", "kv_h", "acc", "row_max", "row_sum", "qk", "p", "alpha", "allowed", "head", "pid",
 }  # fmt: skip
 
 
@@ -152,4 +152,10 @@ def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argu
         Argument("kv_len", "i32", Source.KV_LEN),
         Argument("scale", "fp32", Source.SCALE),
     ]
-    return (*tensors, *capture_arguments(spec, names), *(block_map if spec.blocks_from_map else []), *strides, *shape)
+    return (
+        *tensors,
+        *capture_arguments(spec, names),
+        *(block_map if spec.blocks_from_map else []),
+        *strides,
+        *shape,
+    )

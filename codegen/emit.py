@@ -61,7 +61,7 @@ _CALL: dict[Op, str] = {
     Op.WHERE: "tl.where",
 }
 _PREFIX: dict[Op, str] = {Op.NEG: "-", Op.NOT: "~", Op.BIT_NOT: "~"}
-# Ops that Triton has no expression for: a function of the generated file does them (see templates/_math.jinja).
+# Ops that Triton has no expression for: a function of the generated file does them (templates/_math.jinja).
 HELPERS: dict[Op, str] = {
     Op.FLOORDIV: "floor_div",
     Op.MOD: "floor_mod",
@@ -82,7 +82,7 @@ _TYPE = {DType.BOOL: "tl.int1", DType.I32: "tl.int32", DType.I64: "tl.int64", DT
 
 @dataclass(slots=True)
 class Block:
-    """Statements, then the names of their results; `helpers` and `arguments` are what they use of the file."""
+    """Statements, and the texts of their results; `helpers`, `arguments` and `inputs` are what they use."""
 
     statements: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a graph is emitted into: the kernel's spec, the captures' names, and nodes that already have names.
+    """What a graph is emitted into: the spec, the captures' names, and nodes that already have names.
 
     `taken` are the names in use, to which new ones are added.
     """
@@ -149,10 +149,12 @@ class _Writer:
         return self.known[root]
 
     def _named(self, node: Expr, text: str, strength: int) -> tuple[str, int]:
-        single = self.uses[node] < 2 or node in self.roots
-        if strength == _ATOM and not node.args or (single and len(text) <= _INLINE):
+        single = self.uses[node] < 2 or (node in self.roots)
+        if (strength == _ATOM and not node.args) or (single and len(text) <= _INLINE):
             return text, strength
-        name = self._fresh("mask" if node.dtype is DType.BOOL else "index" if node.dtype.is_integer else "value")
+        name = self._fresh(
+            "mask" if node.dtype is DType.BOOL else "index" if node.dtype.is_integer else "value"
+        )
         self.block.statements.append(f"{name} = {text}")
         return name, _ATOM
 
@@ -199,7 +201,9 @@ class _Writer:
         value = node.attr
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")', _ATOM
-        negative = isinstance(value, (int, float)) and not isinstance(value, bool) and math.copysign(1, value) < 0
+        negative = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.copysign(1, value) < 0
+        )
         return repr(value), _UNARY if negative else _ATOM
 
     def _input(self, node: Expr) -> tuple[str, int]:
@@ -314,7 +318,12 @@ _SPECIAL: dict[Op, Callable[[_Writer, Expr], tuple[str, int]]] = {
 
 def _power_of_two(node: Expr) -> int | None:
     """The exponent when `node` is a literal power of two: shifting floors for both signs."""
-    if node.op is Op.CONST and isinstance(node.attr, int) and node.attr > 0 and node.attr & (node.attr - 1) == 0:
+    if (
+        node.op is Op.CONST
+        and isinstance(node.attr, int)
+        and node.attr > 0
+        and node.attr & (node.attr - 1) == 0
+    ):
         return node.attr.bit_length() - 1
     return None
 

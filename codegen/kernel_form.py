@@ -49,11 +49,15 @@ def _is_short(index: Expr) -> bool:
         return index.attr in (Input.Q_IDX, Input.KV_IDX)
     if index.op is Op.CONST:
         return isinstance(index.attr, int) and abs(index.attr) < SHORT
-    return index.op in (Op.ADD, Op.SUB) and any(a.op is Op.CONST for a in index.args) and all(map(_is_short, index.args))
+    return (
+        index.op in (Op.ADD, Op.SUB)
+        and any(a.op is Op.CONST for a in index.args)
+        and all(map(_is_short, index.args))
+    )
 
 
 def multiply_by_reciprocals(root: Expr) -> Expr:
-    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level than `x`: one division a row, column or head."""
+    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level: one division a row, column or head."""
     levels = place(root)
 
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:

@@ -37,12 +37,14 @@ def render(template: str, kernel: object) -> str:
         lines = text.splitlines()
         at = error.lineno or 1
         around = "\n".join(f"{n + 1:5} {lines[n]}" for n in range(max(0, at - 6), min(len(lines), at + 5)))
-        raise InternalError(f"render: {template} gave text that does not parse: {error.msg}\n{around}") from error
+        raise InternalError(
+            f"render: {template} gave text that does not parse: {error.msg}\n{around}"
+        ) from error
     return text
 
 
 def _tidy(text: str) -> str:
-    """No trailing blanks, two blank lines between definitions and at most one inside, one newline at the end."""
+    """No trailing blanks, two blank lines between definitions, at most one inside, a newline at the end."""
     text = "\n".join(line.rstrip() for line in text.splitlines())
     text = re.sub(r"\n+(?=\n +else:)", "", text)
     text = re.sub(r"\n{3,}", "\n\n", text)

@@ -1,4 +1,4 @@
-"""Which integer nodes are surely zero or above: Triton's `//` and `%` are then Python's, and no index wraps."""
+"""Which integer nodes are never negative: Triton's `//` and `%` are then Python's, and no index wraps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CLOSED = frozenset({Op.ADD, Op.MUL, Op.FLOORDIV, Op.BIT_OR, Op.BIT_XOR, Op.SHR,
 
 
 def nonnegative(*roots: Expr) -> frozenset[Expr]:
-    """The integer and boolean nodes under `roots` whose value is never negative, whatever the captures hold."""
+    """The integer and boolean nodes under `roots` that are never negative, whatever the captures hold."""
     signs = fold(roots, _visit)
     return frozenset(node for node, known in signs.items() if known)
 

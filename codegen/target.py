@@ -18,7 +18,7 @@ class MatrixUnit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One generation. `capability` is major * 10 + minor; `shared_memory` the bytes that one block may use."""
+    """One generation. `capability` is major * 10 + minor; `shared_memory`, bytes, is for one block."""
 
     name: str
     capability: int

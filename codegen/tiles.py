@@ -28,16 +28,16 @@ class Tiles:
 
 
 def power_of_two_at_least(n: int) -> int:
-    """The smallest power of two that is at least `n`, and at least 16, the smallest side of a matrix product."""
+    """The smallest power of two that is at least `n` and 16, the smallest side of a matrix product."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-# Bests for 16-bit inputs, by matrix unit and padded head dimension. Those of wgmma were timed on an H200; the others
-# are the largest that compile without spills.
+# Bests for 16-bit inputs, by matrix unit and padded head dimension. Those of wgmma were timed on an H200;
+# the others are the largest that compile without spills.
 _PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
     MatrixUnit.WGMMA: {
         64: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3)),
-        128: (Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3)),
+        128: (Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3)),
         256: (Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
     },
     MatrixUnit.MMA_SYNC: {
@@ -69,14 +69,18 @@ def choose_tiles(spec: AttentionSpec, target: Target, wanted: Mapping[str, int])
         problem = misfit(spec, target, tiles)
         if problem is None:
             return tiles, _reasons(spec, target, tiles, origin, wanted)
-        tried.append(f"{tiles.block_q}x{tiles.block_kv}, {tiles.num_warps} warps, {tiles.num_stages} stages: {problem}")
+        tried.append(
+            f"{tiles.block_q}x{tiles.block_kv}, {tiles.num_warps} warps, {tiles.num_stages} stages: {problem}"
+        )
     raise NoFeasiblePlan(
         f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(dict.fromkeys(tried)),
         hint="leave out the options, or ask for smaller tiles and fewer stages",
     )
 
 
-def _candidates(spec: AttentionSpec, target: Target, wanted: Mapping[str, int]) -> Iterator[tuple[Tiles, str]]:
+def _candidates(
+    spec: AttentionSpec, target: Target, wanted: Mapping[str, int]
+) -> Iterator[tuple[Tiles, str]]:
     widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[target.matrix_unit].get(max(widest, 64), ()) if half else ()
@@ -116,15 +120,13 @@ def shared_memory(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
     size = spec.q_storage.itemsize
     q = tiles.block_q * dim * size
     step = tiles.block_kv * (dim + dim_v) * max(size, spec.k_storage.itemsize)
-    rings = max(1, tiles.num_stages) * step
+    is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC  # a product may still read a buffer: one more
+    rings = max(1, tiles.num_stages if is_async else tiles.num_stages - 1) * step
     # Loads of single elements are staged as K and V are.
     rings += _element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
-    scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 1024
-    if target.matrix_unit is MatrixUnit.MMA_SYNC:
-        # Q passes through shared memory before the rings are live, the output may after.
-        return max(rings, q, tiles.block_q * dim_v * size) + scratch
-    if target.matrix_unit is MatrixUnit.TCGEN05:
-        rings += tiles.block_q * tiles.block_kv * size + 8192
+    scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 512
+    if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05:
+        scratch += tiles.block_q * tiles.block_kv * size  # the weights pass through shared memory
     return q + rings + scratch
 
 
@@ -142,7 +144,7 @@ def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> i
         live += tiles.block_q * dim * words  # Q stays in registers as an operand
         fixed += tiles.block_kv * max(dim, dim_v) * words / 32 / 2  # K or V too, about half of it at a time
     if spec.q_storage is Storage.FP32:
-        live *= 0.75  # products on the general units are spread over the threads without waste
+        live += scores + tiles.block_q * dim * words  # each operand is split in two
     return int(live / threads + fixed)
 
 
@@ -153,7 +155,9 @@ def _element_loads(spec: AttentionSpec) -> int:
     return sum(node.op is Op.LOAD and level is Placement.ELEMENT for node, level in placement.items())
 
 
-def _reasons(spec: AttentionSpec, target: Target, tiles: Tiles, origin: str, wanted: Mapping[str, int]) -> Reasons:
+def _reasons(
+    spec: AttentionSpec, target: Target, tiles: Tiles, origin: str, wanted: Mapping[str, int]
+) -> Reasons:
     shared = shared_memory(spec, target, tiles)
     fit = f"at most {shared} of {target.shared_memory} bytes of shared memory"
     reasons = {

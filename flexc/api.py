@@ -18,6 +18,7 @@ from flexc.check import (
     check_tensors,
 )
 from flexc.errors import UnknownOption, UnsupportedFeature
+from flexc.prepared import Key, replay
 from flexc.resolve import resolve
 
 if TYPE_CHECKING:
@@ -55,15 +56,17 @@ def attention(
         q: (B, Hq, L, D), bf16, fp16, fp32, or fp64 on the CPU.
         k: (B, Hkv, S, D); `Hq % Hkv == 0`. May be of a lower precision than q.
         v: (B, Hkv, S, Dv). Any strides whose last dimension is contiguous are read in place.
-        mask_mod: `f(b, h, q_idx, kv_idx) -> bool`, True where a pair may attend. The blocks are found and cached.
-        score_mod: `f(score, b, h, q_idx, kv_idx) -> score`; score is `q . k * scale` in fp32. Masks apply after it.
+        mask_mod: `f(b, h, q_idx, kv_idx) -> bool`, True where a pair may attend. flexc finds its blocks.
+        score_mod: `f(score, b, h, q_idx, kv_idx) -> score`; score is `q . k * scale`, fp32. Masks come after.
         block_mask: blocks found before, of flexc or of PyTorch. With `mask_mod` as well, both apply.
         scale: of the scores; `1 / sqrt(D)` by default.
         sinks: (Hq,) logits, one a head, that take part in the softmax and have no value.
         dropout_p: must be 0 in this version.
         return_lse: also return the natural logarithm of the sum of exponentials, (B, Hq, L) fp32.
         deterministic: the forward always is; accepted for the backward to come.
-        k_scale, v_scale, q_scale: scales of fp8 inputs; not in this version.
+        k_scale: scale of an fp8 k; not in this version.
+        v_scale: scale of an fp8 v; not in this version.
+        q_scale: scale of an fp8 q; not in this version.
         out: (B, Hq, L, Dv), written in place of a new tensor.
         backend: "auto" (by device), "triton" (CUDA), "cpu" (block-sparse), "reference" (dense, for tests).
         options: overrides of the kernel's plan, e.g. `{"block_q": 64}`; see `flexc.compile(...).explain()`.
@@ -75,12 +78,20 @@ def attention(
     Raises:
         FlexcError: one subclass a mistake, before anything is launched.
     """
+    key: Key | None = None
+    plain = out is None and block_mask is None and dropout_p == 0.0 and q_scale is k_scale is v_scale is None
+    if plain and backend in ("auto", "triton") and isinstance(q, torch.Tensor) and q.is_cuda:
+        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options)
+        if repeated is not None:
+            return repeated if return_lse else repeated[0]  # type: ignore[return-value]
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
     check_tensors(q, k, v)
     if dropout_p != 0.0:
-        raise UnsupportedFeature(f"dropout_p is {dropout_p}; this version has no dropout", hint="pass dropout_p=0.0")
+        raise UnsupportedFeature(
+            f"dropout_p is {dropout_p}; this version has no dropout", hint="pass dropout_p=0.0"
+        )
     if k_scale is not None or v_scale is not None or q_scale is not None:
         raise UnsupportedFeature(
             "q_scale, k_scale and v_scale belong to fp8 inputs, which this version does not take",
@@ -109,7 +120,8 @@ def attention(
         allow_tf32=torch.backends.cuda.matmul.allow_tf32,
         options=tuple(sorted(options.items())) if options else (),
     )
-    result, lse = _run(call, backend)
+    read_in_place = call.q is q and call.k is k and call.v is v
+    result, lse = _run(call, backend, key if read_in_place else None)
     if not return_lse:
         return result
     if lse is None:
@@ -122,22 +134,27 @@ def _readable(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
-def _run(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     device = call.q.device.type
     if backend == "auto":
         if device not in ("cuda", "cpu"):
-            raise UnsupportedFeature(f"there is no backend for {device} tensors", hint="move them to a GPU or the CPU")
+            raise UnsupportedFeature(
+                f"there is no backend for {device} tensors", hint="move them to a GPU or the CPU"
+            )
         backend = "triton" if device == "cuda" else "cpu"
     if backend == "reference":
-        from flexc.reference import run
-    elif backend in ("triton", "cpu"):
-        check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
-        if backend == "triton":
-            from flexc.gpu import run
-        else:
-            from flexc.cpu import run
-    elif backend in _LATER:
+        from flexc import reference
+
+        return reference.run(call)
+    if backend in _LATER:
         raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
-    else:
+    if backend not in ("triton", "cpu"):
         raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-    return run(call)
+    check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
+    if backend == "triton":
+        from flexc import gpu
+
+        return gpu.run(call, key)
+    from flexc import cpu
+
+    return cpu.run(call)

@@ -17,12 +17,18 @@ from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
 
 FORMAT = 1
-SOURCE, CUBIN, PTX, TTGIR, METADATA = "kernel.py", "kernel.cubin", "kernel.ptx", "kernel.ttgir", "metadata.json"
+SOURCE, CUBIN, PTX, TTGIR, METADATA = (
+    "kernel.py",
+    "kernel.cubin",
+    "kernel.ptx",
+    "kernel.ttgir",
+    "metadata.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One kernel with all that a launch needs. `key` identifies the spec, plan and versions it was made from."""
+    """One kernel with all that a launch needs. `key` identifies the spec and plan it was made from."""
 
     key: str
     description: str
@@ -63,7 +69,9 @@ def write(artifact: Artifact, folder: Path) -> None:
 def _put_in_place(draft: Path, folder: Path) -> None:
     try:
         os.replace(draft, folder)
-    except OSError:  # a folder of that name is there and not empty: another process was first, or it is replaced
+    except (
+        OSError
+    ):  # a folder of that name is there and not empty: another process was first, or it is replaced
         retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
         os.replace(folder, retired / "kernel")
         os.replace(draft, folder)
@@ -100,7 +108,9 @@ def read(folder: Path) -> Artifact:
                 f"{folder} was written in another format", hint="precompile it again with this version"
             )
         if facts.pop("checksum") != _checksum(source, cubin):
-            raise KernelFileError(f"{folder} is damaged: its checksum does not fit", hint="precompile it again")
+            raise KernelFileError(
+                f"{folder} is damaged: its checksum does not fit", hint="precompile it again"
+            )
         arguments = tuple(Argument(**{**a, "source": Source(a["source"])}) for a in facts.pop("arguments"))
         captures = tuple(Capture(**{**c, "storage": Storage(c["storage"])}) for c in facts.pop("captures"))
         return Artifact(
@@ -109,4 +119,6 @@ def read(folder: Path) -> Artifact:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, KernelFileError):
             raise
-        raise KernelFileError(f"{folder} holds no kernel: {error}", hint="pass a folder that Kernel.save wrote") from error
+        raise KernelFileError(
+            f"{folder} holds no kernel: {error}", hint="pass a folder that Kernel.save wrote"
+        ) from error

@@ -58,7 +58,8 @@ def _find_or_build(
 
     return Kernel(
         cache.get_or_build(
-            digest(same, __version__, triton_version()), lambda scratch: _build(spec, target, options, sources, same, scratch)
+            digest(same, __version__, triton_version()),
+            lambda scratch: _build(spec, target, options, sources, same, scratch),
         )
     )
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flexc.ir.expr import Expr
-from flexc.ir.graph import Capture, ModSource
+from flexc.ir.graph import Capture, ModGraph, ModSource
 
 if TYPE_CHECKING:
     import torch
 
     from flexc.ir.blockmap import BlockMap
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,8 @@ class Mods:
     mask: Expr | None
     captures: tuple[Capture, ...]
     sources: tuple[ModSource, ...] = ()
+    graphs: tuple[ModGraph, ...] = ()
+    """What was traced; held so that their identities stay theirs."""
 
 
 PLAIN = Mods(None, None, ())

@@ -28,7 +28,8 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             raise UnsupportedDtype(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.is_nested:
             raise ShapeMismatch(
-                f"{name} is a nested tensor", hint="pad it, or pack the sequences and mask with flexc.masks.document"
+                f"{name} is a nested tensor",
+                hint="pad it, or pack the sequences and mask with flexc.masks.document",
             )
         if x.dim() != 4:
             raise ShapeMismatch(
@@ -37,14 +38,18 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             )
     _check_dtypes(q, k, v)
     if not q.device == k.device == v.device:
-        raise DeviceMismatch(f"q, k and v are on {q.device}, {k.device} and {v.device}", hint="move them to one device")
+        raise DeviceMismatch(
+            f"q, k and v are on {q.device}, {k.device} and {v.device}", hint="move them to one device"
+        )
     _check_shapes(q, k, v)
 
 
 def _check_dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in _FLOATS:
-            raise UnsupportedDtype(f"{name} has dtype {x.dtype}", hint="use bfloat16, float16, float32 or float64")
+            raise UnsupportedDtype(
+                f"{name} has dtype {x.dtype}", hint="use bfloat16, float16, float32 or float64"
+            )
     if q.dtype == k.dtype == v.dtype:
         return
     for name, x in (("k", k), ("v", v)):
@@ -57,12 +62,16 @@ def _check_dtypes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     batch, heads, _, dim = q.shape
-    kv_batch, kv_heads, kv_len, k_dim = k.shape
+    kv_batch, kv_heads, _, k_dim = k.shape
     if k_dim != dim:
-        raise ShapeMismatch(f"q has head_dim {dim} and k has {k_dim}", hint="q and k need the same last dimension")
+        raise ShapeMismatch(
+            f"q has head_dim {dim} and k has {k_dim}", hint="q and k need the same last dimension"
+        )
     for name, size in (("q and k", dim), ("v", v.shape[3])):
         if not 1 <= size <= MAX_HEAD_DIM:
-            raise UnsupportedHeadDim(f"{name} have head_dim {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
+            raise UnsupportedHeadDim(
+                f"{name} have head_dim {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}"
+            )
     if v.shape[:3] != k.shape[:3]:
         raise ShapeMismatch(
             f"k is {tuple(k.shape)} and v is {tuple(v.shape)}",
@@ -70,11 +79,13 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if kv_batch != batch:
         raise ShapeMismatch(
-            f"q has batch {batch} and k has {kv_batch}", hint=f"k.expand({batch}, -1, -1, -1) shares one without a copy"
+            f"q has batch {batch} and k has {kv_batch}",
+            hint=f"k.expand({batch}, -1, -1, -1) shares one without a copy",
         )
     if kv_heads == 0 or heads % kv_heads != 0:
         raise ShapeMismatch(
-            f"q has {heads} heads and k has {kv_heads}", hint="the query heads must be a multiple of the kv heads"
+            f"q has {heads} heads and k has {kv_heads}",
+            hint="the query heads must be a multiple of the kv heads",
         )
 
 
@@ -82,16 +93,19 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor) -> None:
     """`sinks` is a floating (Hq,) tensor on the device of q."""
     if tuple(sinks.shape) != (q.shape[1],):
         raise ShapeMismatch(
-            f"sinks has shape {tuple(sinks.shape)}; q has {q.shape[1]} heads", hint=f"pass shape ({q.shape[1]},)"
+            f"sinks has shape {tuple(sinks.shape)}; q has {q.shape[1]} heads",
+            hint=f"pass shape ({q.shape[1]},)",
         )
     if not sinks.is_floating_point():
         raise UnsupportedDtype(f"sinks has dtype {sinks.dtype}", hint="sinks are floating-point logits")
     if sinks.device != q.device:
-        raise DeviceMismatch(f"sinks is on {sinks.device}, q on {q.device}", hint=f"sinks.to({str(q.device)!r})")
+        raise DeviceMismatch(
+            f"sinks is on {sinks.device}, q on {q.device}", hint=f"sinks.to({str(q.device)!r})"
+        )
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
-    """`out` can take the result: shape (B, Hq, L, Dv), the dtype and device of q, last dimension contiguous."""
+    """`out` can take the result: (B, Hq, L, Dv), dtype and device of q, last dimension contiguous."""
     shape = (*q.shape[:3], v.shape[3])
     if tuple(out.shape) != shape:
         raise ShapeMismatch(f"out has shape {tuple(out.shape)}", hint=f"the result has shape {shape}")
@@ -100,7 +114,9 @@ def check_out(out: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
     if out.device != q.device:
         raise DeviceMismatch(f"out is on {out.device}, q on {q.device}", hint=f"allocate it on {q.device}")
     if out.stride(3) != 1 and out.shape[3] > 1:
-        raise ShapeMismatch("out is not contiguous in its last dimension", hint="allocate it with torch.empty")
+        raise ShapeMismatch(
+            "out is not contiguous in its last dimension", hint="allocate it with torch.empty"
+        )
 
 
 def check_captures(names: tuple[str, ...], values: tuple[object, ...], device: torch.device) -> None:
@@ -111,7 +127,8 @@ def check_captures(names: tuple[str, ...], values: tuple[object, ...], device: t
         if value.dim() == 0 and value.device.type == "cpu":
             continue
         raise DeviceMismatch(
-            f"the captured tensor {name!r} is on {value.device}, q is on {device}", hint=f"{name}.to({str(device)!r})"
+            f"the captured tensor {name!r} is on {value.device}, q is on {device}",
+            hint=f"{name}.to({str(device)!r})",
         )
 
 
@@ -133,7 +150,8 @@ def check_block_map(
     """A block map's lengths are the tensors', its batch and heads 1 or the tensors'."""
     if (q_len, kv_len) != (q.shape[2], k.shape[2]):
         raise BlockMaskMismatch(
-            f"the block mask was made for lengths ({q_len}, {kv_len}), the tensors have ({q.shape[2]}, {k.shape[2]})",
+            f"the block mask was made for lengths ({q_len}, {kv_len}), the tensors have "
+            f"({q.shape[2]}, {k.shape[2]})",
             hint="make it anew for these lengths, or pass only mask_mod and let flexc find the blocks",
         )
     for name, made_for, actual in (("batch", batch, q.shape[0]), ("heads", heads, q.shape[1])):

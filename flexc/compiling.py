@@ -9,7 +9,7 @@ import torch
 
 from flexc.check import MAX_HEAD_DIM
 from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
-from flexc.gpu import STORAGE, unit_strides
+from flexc.callspec import STORAGE, unit_strides
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
 from flexc.resolve import resolve
@@ -17,7 +17,7 @@ from flexc.resolve import resolve
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def compile(  # noqa: A001
+def compile(
     *,
     mask_mod: Callable[..., Any] | None = None,
     score_mod: Callable[..., Any] | None = None,
@@ -33,13 +33,15 @@ def compile(  # noqa: A001
     """Compile the attention kernel of these mods. No GPU is needed.
 
     Args:
-        mask_mod, score_mod: as in `flexc.attention`.
+        mask_mod: as in `flexc.attention`.
+        score_mod: as in `flexc.attention`.
         head_dim: of q and k, 1 to 512.
         head_dim_v: of v; `head_dim` by default.
         dtype: of q, k, v and the result: bf16, fp16 or fp32.
         target: "sm80", "sm86", "sm89", "sm90", "sm100", "sm103" or "sm120".
         backward: must be False in this version.
-        return_lse, sinks: whether the kernel writes the log-sum-exp, and whether it takes sinks.
+        return_lse: whether the kernel writes the log-sum-exp.
+        sinks: whether it takes sinks.
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh.
 
     Raises:
@@ -48,7 +50,9 @@ def compile(  # noqa: A001
     if backward:
         raise UnsupportedFeature("this version compiles the forward only", hint="pass backward=False")
     if dtype not in _DTYPES:
-        raise UnsupportedDtype(f"dtype is {dtype}", hint="one of torch.bfloat16, torch.float16, torch.float32")
+        raise UnsupportedDtype(
+            f"dtype is {dtype}", hint="one of torch.bfloat16, torch.float16, torch.float32"
+        )
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if not 1 <= size <= MAX_HEAD_DIM:

@@ -1,4 +1,4 @@
-"""The CUDA driver, through ctypes: load a cubin, launch a kernel. No compiler and no other package is needed."""
+"""The CUDA driver through ctypes: load a cubin, launch a kernel. It needs no compiler or other package."""
 
 from __future__ import annotations
 
@@ -44,5 +44,8 @@ def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
     check(cuda.cuModuleLoadData(ctypes.byref(module), cubin), "loading a kernel")
     check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
     if shared > _DEFAULT_SHARED:
-        check(cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE, shared), f"{shared} bytes of shared memory")
+        check(
+            cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE, shared),
+            f"{shared} bytes of shared memory",
+        )
     return function

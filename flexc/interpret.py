@@ -38,7 +38,9 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
         offsets, runs = torch.as_tensor(block_map.offsets), torch.as_tensor(block_map.runs)
     sinks = None if call.sinks is None else call.sinks.float()
     tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, runs)
-    entry[(programs,)](*pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x))
+    entry[(programs,)](
+        *pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x)
+    )
     return out, lse
 
 

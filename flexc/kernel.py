@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flexc import artifact as files
 from flexc.artifact import Artifact
+from flexc.codegen.arguments import Source
 from flexc.errors import KernelFileError, UnsupportedFeature
 from flexc.toolchain import Resources, disassemble, resources_of
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 class Kernel:
     """One compiled attention forward. Nothing of it needs a GPU but calling it."""
 
-    def __init__(self, artifact: Artifact, values: Sequence[torch.Tensor | int | float | bool] | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, values: Sequence[torch.Tensor | int | float | bool] | None = None
+    ) -> None:
         self._artifact = artifact
         self._values = None if values is None else tuple(values)
 
@@ -79,6 +82,11 @@ class Kernel:
         """Every decision with its reason, one a line."""
         return self._artifact.explanation
 
+    @cached_property
+    def returns_lse(self) -> bool:
+        """Whether it also writes the log-sum-exp."""
+        return any(a.source is Source.LSE for a in self._artifact.arguments)
+
     @property
     def artifact(self) -> Artifact:
         """The kernel as data."""
@@ -106,7 +114,7 @@ class Kernel:
         sinks: torch.Tensor | None = None,
         captures: Mapping[str, torch.Tensor | int | float | bool] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run this kernel: q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv), of the dtypes it was made for.
+        """Run this kernel on q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of its dtypes.
 
         A kernel with a mask needs `block_mask`. A loaded kernel needs what its mods captured, by name.
 

@@ -22,7 +22,9 @@ class Launcher:
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         formats = ["P" if a.type.startswith("*") else _FORMAT[a.type] for a in artifact.arguments]
-        self._extra = artifact.parameters - len(formats)  # pointers of Triton's own, which this kernel does not use
+        self._extra = artifact.parameters - len(
+            formats
+        )  # pointers of Triton's own, which this kernel does not use
         formats += ["P"] * self._extra
         self._struct = struct.Struct("@" + "".join(formats))
         self._block = ctypes.create_string_buffer(self._struct.size)
@@ -38,8 +40,8 @@ class Launcher:
         self._lock = Lock()
         self._threads = 32 * artifact.num_warps
 
-    def launch(self, programs: int, device: int, values: Sequence[int | float]) -> None:
-        """Run `programs` programs on the current stream of `device` (the current device) with these arguments."""
+    def launch(self, programs: int, device: int, values: Sequence[object]) -> None:
+        """Run `programs` programs on the current stream of `device`, which is the current device."""
         function = self._functions.get(device)
         if function is None:
             function = self._load(device)

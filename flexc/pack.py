@@ -50,7 +50,9 @@ def pack(
     if tensors.sinks is not None:
         packed.append(address(tensors.sinks))
     if values:
-        packed += [_captured(a, values[a.slot], q.device, address) for a in arguments if a.source in _CAPTURED]
+        packed += [
+            _captured(a, values[a.slot], q.device, address) for a in arguments if a.source in _CAPTURED
+        ]
     if block_map is not None and tensors.map_offsets is not None and tensors.map_runs is not None:
         blocks = block_map.q_blocks
         packed += [
@@ -70,7 +72,10 @@ _CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZ
 
 
 def _captured(
-    argument: Argument, value: Value, device: torch.device, address: Callable[[torch.Tensor], int | torch.Tensor]
+    argument: Argument,
+    value: Value,
+    device: torch.device,
+    address: Callable[[torch.Tensor], int | torch.Tensor],
 ) -> int | float | torch.Tensor:
     if argument.source is Source.SCALAR:
         return int(value) if isinstance(value, bool) else value
@@ -81,5 +86,7 @@ def _captured(
     if argument.source is Source.CAPTURE_SIZE:
         return value.shape[argument.dimension]
     if value.device != device:
-        value = value.to(device)  # a 0-dim tensor on the CPU; the caching allocator keeps the copy until the launch ran
+        value = value.to(
+            device
+        )  # a 0-dim tensor on the CPU; the caching allocator keeps the copy until the launch ran
     return address(value.view(torch.int8) if value.dtype is torch.bool else value)

@@ -88,4 +88,5 @@ def _combine(score: ModGraph | None, *masks: ModGraph | None) -> Mods:
         mask=None if mask_root is build.TRUE else mask_root,
         captures=captures,
         sources=sources,
+        graphs=tuple(graphs),
     )

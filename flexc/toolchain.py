@@ -16,7 +16,7 @@ from flexc.errors import BackendUnavailable, InternalError
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`registers` a thread; `spills`: bytes of local memory a thread; `shared_memory`: bytes a block; `warps` a block."""
+    """`registers` and `spills` (bytes of local memory) a thread; `shared_memory` (bytes) and `warps` a block."""
 
     registers: int
     spills: int
@@ -31,14 +31,18 @@ def _tool(name: str) -> Path:
         path = Path(root) / "backends" / "nvidia" / "bin" / name
         if path.is_file():
             return path
-    raise BackendUnavailable(f"{name} is missing", hint="it comes with the triton package: pip install triton")
+    raise BackendUnavailable(
+        f"{name} is missing", hint="it comes with the triton package: pip install triton"
+    )
 
 
 def _run(tool: str, *arguments: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([_tool(tool), *arguments, file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [_tool(tool), *arguments, file.name], capture_output=True, text=True, check=False
+        )
     if done.returncode != 0:
         raise InternalError(f"{tool} failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

@@ -13,8 +13,8 @@ from flexc.ir.types import Storage
 class AttentionSpec:
     """A call, less what may change without a new kernel: lengths, batch, heads, strides, values, block maps.
 
-    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map` says whether the
-    tiles to visit come from a block map; otherwise all of them are visited.
+    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map`: whether the tiles
+    to visit come from a block map; otherwise all of them are visited.
     """
 
     score: Expr | None
@@ -43,7 +43,13 @@ class AttentionSpec:
 
     def describe(self) -> str:
         """One line for headers and lists."""
-        mods = [name for name, root in (("score_mod", self.score), ("mask_mod", self.mask)) if root is not None]
-        dims = f"D={self.head_dim}" if self.head_dim == self.head_dim_v else f"D={self.head_dim}, Dv={self.head_dim_v}"
+        mods = [
+            name for name, root in (("score_mod", self.score), ("mask_mod", self.mask)) if root is not None
+        ]
+        dims = (
+            f"D={self.head_dim}"
+            if self.head_dim == self.head_dim_v
+            else f"D={self.head_dim}, Dv={self.head_dim_v}"
+        )
         kinds = sorted({s.value for s in (self.q_storage, self.k_storage, self.v_storage)})
         return f"{' and '.join(mods) or 'plain attention'}, {dims}, {'/'.join(kinds)}"

@@ -1,0 +1,90 @@
+"""The part of a checked call that decides its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.codegen.kernel_form import SHORT
+from flexc.errors import BlockMaskMismatch, UnsupportedDtype
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+
+STORAGE = {
+    torch.bool: Storage.BOOL,
+    torch.uint8: Storage.U8,
+    torch.int8: Storage.I8,
+    torch.int16: Storage.I16,
+    torch.int32: Storage.I32,
+    torch.int64: Storage.I64,
+    torch.float8_e4m3fn: Storage.FP8E4M3,
+    torch.float16: Storage.FP16,
+    torch.bfloat16: Storage.BF16,
+    torch.float32: Storage.FP32,
+    torch.float64: Storage.FP64,
+}
+
+
+def spec_of(call: AttentionCall) -> AttentionSpec:
+    """The part of a call that decides its kernel.
+
+    Raises:
+        UnsupportedDtype: an element type that the kernels do not take.
+    """
+    q, k, v = call.q, call.k, call.v
+    if q.dtype is torch.float64:
+        raise UnsupportedDtype(
+            "q has dtype torch.float64, which the kernels do not take",
+            hint='cast it, or use backend="reference"',
+        )
+    given = call.block_map
+    size = q.element_size()
+    aligned = all(_aligned(x, size if x is q else x.element_size()) for x in (q, k, v)) and (
+        call.out is None or _aligned(call.out, size)
+    )
+    aligned = aligned and v.shape[3] * size % 16 == 0
+    return AttentionSpec(
+        score=call.mods.score,
+        mask=call.mods.mask,
+        captures=call.mods.captures,
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        q_storage=STORAGE[q.dtype],
+        k_storage=STORAGE[k.dtype],
+        v_storage=STORAGE[v.dtype],
+        blocks_from_map=call.mods.mask is not None or given is not None,
+        has_sinks=call.sinks is not None,
+        return_lse=call.return_lse,
+        allow_tf32=call.allow_tf32 and q.dtype is torch.float32,
+        aligned=aligned,
+        positive_scale=call.scale > 0,
+        long_indices=max(q.shape[2], k.shape[2]) >= SHORT,
+        unit_stride=unit_strides(call.values) if call.values else frozenset(),
+        max_block_q=256 if given is None else _largest_power(given.block_q),
+        max_block_kv=256 if given is None else _largest_power(given.block_kv),
+    )
+
+
+def _aligned(x: torch.Tensor, size: int) -> bool:
+    """Whether rows start at multiples of 16 bytes."""
+    b, h, s, _ = x.stride()
+    return ((b | h | s) * size | x.data_ptr()) % 16 == 0
+
+
+def unit_strides(values: Sequence[torch.Tensor | int | float | bool]) -> frozenset[int]:
+    """Slots of tensors whose last dimension is contiguous."""
+    return frozenset(
+        slot for slot, x in enumerate(values) if isinstance(x, torch.Tensor) and x.dim() and x.stride(-1) == 1
+    )
+
+
+def _largest_power(block: int) -> int:
+    power = block & -block
+    if power < 16:
+        raise BlockMaskMismatch(
+            f"the block mask has blocks of {block}, which no tile of 16 or more divides",
+            hint="use blocks that are multiples of 16, such as 128",
+        )
+    return min(power, 256)

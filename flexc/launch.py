@@ -1,0 +1,71 @@
+"""One launch of a kernel on tensors: the result tensors, the block map on the device, the arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flexc.lru import LRU
+from flexc.pack import Tensors, pack
+
+if TYPE_CHECKING:
+    from flexc.ir.blockmap import BlockMap
+    from flexc.kernel import Kernel
+
+Value = torch.Tensor | int | float | bool
+
+_uploaded: LRU[tuple[int, int], tuple[BlockMap, torch.Tensor, torch.Tensor]] = LRU(256)
+
+
+class Launch:
+    """Everything of a launch but the launch itself. Tensors have passed the checks."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        values: tuple[Value, ...],
+        block_map: BlockMap | None,
+        scale: float,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> None:
+        batch, heads, q_len, _ = q.shape
+        device = q.device
+        if out is None:
+            out = torch.empty((batch, heads, q_len, v.shape[3]), dtype=q.dtype, device=device)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if kernel.returns_lse else None
+        self.kernel = kernel
+        self.device = device
+        self.programs = -(-q_len // kernel.artifact.block_q) * heads * batch
+        self.uploads = (None, None) if block_map is None else _on_device(block_map, device)
+        self.tensors = Tensors(q, k, v, out, lse, None if sinks is None else sinks.float(), *self.uploads)
+        self.arguments = pack(kernel.artifact.arguments, self.tensors, values, block_map, scale)
+
+    @property
+    def tail(self) -> tuple[object, ...]:
+        """The arguments after the addresses of q, k, v, out, lse and sinks."""
+        own = sum(x is not None for x in (self.tensors.lse, self.tensors.sinks))
+        return tuple(self.arguments[4 + own :])
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Launch on the current stream of the tensors' device."""
+        if self.programs:
+            with torch.cuda.device(self.device):
+                self.kernel.launcher.launch(self.programs, self.device.index, self.arguments)
+        return self.tensors.out, self.tensors.lse
+
+
+def _on_device(block_map: BlockMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    key = (id(block_map), device.index)
+    found = _uploaded.get(key)
+    if found is None:
+        offsets = torch.as_tensor(block_map.offsets, dtype=torch.int32, device=device)
+        runs = torch.as_tensor(block_map.runs, dtype=torch.int32, device=device)
+        found = (block_map, offsets, runs)  # holding the map keeps its id its own
+        _uploaded.put(key, found)
+    return found[1], found[2]

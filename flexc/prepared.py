@@ -1,0 +1,162 @@
+"""Calls that repeat: everything that a call's shapes and mods decide is decided once and kept.
+
+A repeated call costs the host a lookup, the allocation of its result, and a launch. What may change without
+notice is checked each time: what the mods captured, writes to captured tensors, alignment, gradient and
+autocast modes. Whatever does not fit goes the long way, which prepares it anew.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.lru import LRU
+from flexc.mods import as_mask_mod, as_score_mod
+
+if TYPE_CHECKING:
+    from flexc.kernel import Kernel
+
+Key = tuple[object, ...]
+Result = tuple[torch.Tensor, torch.Tensor | None]
+Value = torch.Tensor | int | float | bool
+
+
+class Prepared:
+    """One launch with all but its addresses filled in. Captured tensors are held weakly."""
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        kernel: Kernel,
+        programs: int,
+        tail: tuple[Any, ...],
+        held: tuple[object, ...],
+    ) -> None:
+        q = call.q
+        self._launch = kernel.launcher.launch
+        self._programs = programs
+        self._device = q.device.index
+        self._out = ((*q.shape[:3], call.v.shape[3]), q.dtype, q.device)
+        self._lse = q.shape[:3] if call.return_lse else None
+        self._tensors = [
+            (slot, weakref.ref(x), x.data_ptr(), x.shape, x._version)
+            for slot, x in enumerate(call.values)
+            if isinstance(x, torch.Tensor)
+        ]
+        self._numbers = [(slot, x) for slot, x in enumerate(call.values) if not isinstance(x, torch.Tensor)]
+        self._tail = tail  # the arguments after the addresses of q, k, v, out, lse and sinks
+        self._held = held  # what the key names by identity, and the map on the device
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        values: tuple[Value, ...],
+    ) -> Result | None:
+        """Launch with these tensors; None when something has changed that decides more than addresses."""
+        if values and not self._same(values):
+            return None
+        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+        if (pointers[0] | pointers[1] | pointers[2]) & 15:
+            return None
+        shape, dtype, device = self._out
+        out = torch.empty(shape, dtype=dtype, device=device)
+        pointers.append(out.data_ptr())
+        lse = None
+        if self._lse is not None:
+            lse = torch.empty(self._lse, dtype=torch.float32, device=device)
+            pointers.append(lse.data_ptr())
+        if sinks is not None:
+            pointers.append(sinks.data_ptr())
+        self._launch(self._programs, self._device, (*pointers, *self._tail))
+        return out, lse
+
+    def _same(self, values: tuple[Value, ...]) -> bool:
+        for slot, number in self._numbers:
+            if values[slot] != number or type(values[slot]) is not type(number):
+                return False
+        grad = torch.is_grad_enabled()
+        for slot, reference, address, shape, version in self._tensors:
+            x = values[slot]
+            if reference() is not x or not isinstance(x, torch.Tensor):
+                return False
+            if (
+                x._version != version
+                or x.data_ptr() != address
+                or x.shape != shape
+                or (grad and x.requires_grad)
+            ):
+                return False
+        return True
+
+
+def can_keep(call: AttentionCall) -> bool:
+    """Whether what a call depends on can be watched."""
+    return call.out is None and all(
+        x.device == call.q.device and not x.is_inference() for x in call.values if isinstance(x, torch.Tensor)
+    )
+
+
+_prepared: LRU[Key, Prepared] = LRU(1024)
+
+
+def replay(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    scale: float | None,
+    sinks: torch.Tensor | None,
+    return_lse: bool,
+    options: Mapping[str, object] | None,
+) -> tuple[Result | None, Key | None]:
+    """The result of a call that was prepared before, or None and the key to prepare it under.
+
+    No key: the call is of a kind that is not kept.
+    """
+    if torch.is_autocast_enabled("cuda"):
+        return None, None
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+    ):
+        return None, None
+    if sinks is not None and sinks.dtype is not torch.float32:
+        return None, None
+    score = None if score_mod is None else as_score_mod(score_mod).trace()
+    mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()
+    key = (
+        None if score is None else id(score.graph),
+        None if mask is None else id(mask.graph),
+        q.shape, q.stride(), q.dtype, q.get_device(),
+        k.shape, k.stride(), k.dtype, k.get_device(),
+        v.shape, v.stride(), v.dtype, v.get_device(),
+        scale, return_lse,
+        None if sinks is None else (sinks.shape, sinks.stride(), sinks.get_device()),
+        torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
+        tuple(sorted(options.items())) if options else None,
+        torch.cuda.current_device(),
+    )  # fmt: skip
+    found = _prepared.get(key)
+    if found is None:
+        return None, key
+    values: tuple[Value, ...] = () if score is None else score.values
+    if mask is not None:
+        values = values + mask.values if values else mask.values
+    return found.run(q, k, v, sinks, values), key
+
+
+def keep(key: Key, prepared: Prepared) -> None:
+    """Let `replay` find a call."""
+    _prepared.put(key, prepared)
+
+
+def forget() -> None:
+    """Drop everything that is kept."""
+    _prepared.clear()
