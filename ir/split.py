@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from flexc.ir.build import FALSE, const, logic, unary
-from flexc.ir.expr import Expr, fold
-from flexc.ir.ops import Op
+from flexc.ir.expr import Expr, fold, inputs_of
+from flexc.ir.ops import Input, Op
 from flexc.ir.rewrite_logic import flatten
 from flexc.ir.simplify import simplify
 from flexc.ir.types import DType
@@ -20,9 +20,9 @@ def split_score(root: Expr) -> tuple[Expr, Expr | None]:
 
     Found: `where(c, s, -inf)` with either arm, nested, in a MIN, floored, scaled by a positive literal, and
     with anything added or subtracted, as in `s + where(c, 0, -inf)`. What is added to -inf is taken to be
-    neither NaN nor +inf: a masked pair stays masked. Not found: finite "infinities" such as -1e9, which do
-    take part in the softmax of a row that has nothing else, and infinities inside captured tensors. Both
-    results are simplified.
+    neither NaN nor +inf: a masked pair stays masked. Not found: conditions on the score
+    itself, which no mask can see; finite "infinities" such as -1e9, which do take part in the softmax of a
+    row that has nothing else; infinities inside captured tensors. Both results are simplified.
     """
     score, mask = fold([root], _split)[root]
     mask = simplify(mask) if mask is not None else None
@@ -76,7 +76,7 @@ def _is_positive(x: Expr) -> bool:
 def _split_where(node: Expr, taken: _Split, other: _Split) -> _Split:
     condition = node.args[0]
     (x, x_mask), (y, y_mask) = taken, other
-    if x_mask is None and y_mask is None:
+    if (x_mask is None and y_mask is None) or Input.SCORE in inputs_of(condition):
         return node, None
     opposite = unary(Op.NOT, condition)
     if x_mask is FALSE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ def _shift(parts: tuple[Op, Expr, int]) -> Expr:
     return binary(op, x, const(count))
 
 
+@cache
 def integers(depth: int = 3) -> st.SearchStrategy[Expr]:
     """Integer expressions, mostly of 32 bits."""
     if depth == 0:
@@ -92,6 +94,7 @@ def integers(depth: int = 3) -> st.SearchStrategy[Expr]:
     )
 
 
+@cache
 def floats(depth: int = 3, *, score: bool = False) -> st.SearchStrategy[Expr]:
     """Float expressions, with the score among their leaves on request."""
     literals = st.sampled_from([0.0, 0.5, 1.0, -2.0, 3.25, 1e-3, 2.0]).map(const)
@@ -110,6 +113,7 @@ def floats(depth: int = 3, *, score: bool = False) -> st.SearchStrategy[Expr]:
     )
 
 
+@cache
 def booleans(depth: int = 3) -> st.SearchStrategy[Expr]:
     """Boolean expressions: comparisons of integers and floats, flags, logic."""
     operands = integers(max(0, depth - 1))

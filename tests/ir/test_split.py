@@ -43,6 +43,8 @@ HALF = binary(Op.MUL, SCORE, const(0.5))
         (binary(Op.SUB, SCORE, MASKED), binary(Op.SUB, SCORE, MASKED), None),
         (unary(Op.EXP, MASKED), unary(Op.EXP, MASKED), None),
         (binary(Op.MAX, MASKED, const(0.0)), binary(Op.MAX, MASKED, const(0.0)), None),
+        (where(compare(Op.LT, SCORE, const(0.0)), INF, SCORE),
+         where(compare(Op.LT, SCORE, const(0.0)), INF, SCORE), None),
         (where(CAUSAL, SCORE, const(-1e9)), where(CAUSAL, SCORE, const(-1e9)), None),
     ],
 )  # fmt: skip
