@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any, overload
 
 from flexc.errors import MaskTruthValue, NotAMod
@@ -219,7 +220,8 @@ def _remembered(kind: type[MaskMod], function: Function) -> MaskMod: ...
 def _remembered(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
 def _remembered(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
     """The mod is stored on the function (on the object, for a bound method), so that nothing outlives it."""
-    owner, key = getattr(function, "__self__", function), (kind, getattr(function, "__func__", None))
+    bound = isinstance(function, MethodType)
+    owner, key = (function.__self__, (kind, function.__func__)) if bound else (function, (kind, None))
     attributes = getattr(owner, "__dict__", None)
     if isinstance(function, Mod) or not isinstance(attributes, dict):
         return _make(kind, function)
@@ -227,11 +229,18 @@ def _remembered(kind: type[MaskMod] | type[ScoreMod], function: Function) -> Mas
     if not isinstance(memo, _Memo):
         memo = attributes[_ATTRIBUTE] = _Memo()
     mod = memo.mods.get(key)
-    if mod is None or mod.function != function:  # functools.wraps copies the attribute to another function
+    if mod is None or not _is(mod.function, function):  # functools.wraps copies the attribute
         if mod is not None:
             memo = attributes[_ATTRIBUTE] = _Memo()
         mod = memo.mods[key] = _make(kind, function)
     return mod  # type: ignore[return-value]
+
+
+def _is(one: Function, other: Function) -> bool:
+    """Whether two are the same function; a bound method is another object at each access."""
+    if isinstance(one, MethodType) and isinstance(other, MethodType):
+        return one.__self__ is other.__self__ and one.__func__ is other.__func__
+    return one is other
 
 
 __all__ = ["MaskMod", "Mod", "ScoreMod", "as_mask_mod", "as_score_mod", "mask_mod", "score_mod"]

@@ -46,6 +46,7 @@ class Captures:
         self.tracer = tracer
         self.watch = Watch()
         self._copies: dict[int, tuple[Any, Any]] = {}
+        self._guarded: dict[int, Any] = {}
 
     def wrap(self, value: Any, name: str) -> tuple[Any, int]:
         """The copy of `value` that a mod may compute with, and its leaf if it is a number or tensor."""
@@ -144,6 +145,10 @@ class Captures:
             value = own.cell_contents
         except ValueError:
             return  # assigned later or never: reading it is the NameError that the user expects
+        if name == "__class__":  # what super() needs
+            copy.cell_contents = value
+            self.guard_class(value)
+            return
         copy.cell_contents, leaf = self.wrap(value, name)
         self.watch.cells.append(CellPlace(value, leaf, own))
 
@@ -198,6 +203,42 @@ class Captures:
         copy, leaf = self.wrap(value, name)
         self.watch.attributes.append(AttributePlace(value, leaf, owner, attribute))
         return copy
+
+    def guard_class(self, cls: type[Any]) -> None:
+        """Watches what methods read that run as they are: after super(), and in instances made in a mod."""
+        if id(cls) in self._guarded:
+            return
+        self._guarded[id(cls)] = cls
+        for base in cls.__mro__:
+            if not _is_trusted(base.__module__):
+                for name, member in vars(base).items():
+                    self._guard_member(base, name, member)
+
+    def _guard_member(self, cls: type[Any], name: str, member: Any) -> None:
+        function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+        if isinstance(function, FunctionType):
+            self._guard_function(function)
+        elif isinstance(member, (int, float, str, tuple)) and not name.startswith("__"):
+            self._same_attribute(cls, name)
+
+    def _guard_function(self, function: FunctionType) -> None:
+        if id(function) in self._guarded:
+            return
+        self._guarded[id(function)] = function
+        values: list[Any] = []
+        for name in facts_of(function.__code__).globals:
+            if name in function.__globals__:
+                values.append(function.__globals__[name])
+                self.watch.items.append(ItemPlace(values[-1], NO_LEAF, function.__globals__, name))
+        for cell in function.__closure__ or ():
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:
+                continue
+            self.watch.cells.append(CellPlace(values[-1], NO_LEAF, cell))
+        for value in values:
+            if isinstance(value, FunctionType) and not _is_trusted(value.__module__):
+                self._guard_function(value)
 
     def _same_attribute(self, owner: Any, attribute: str) -> None:
         self.watch.attributes.append(AttributePlace(getattr(owner, attribute), NO_LEAF, owner, attribute))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -65,7 +67,9 @@ class CapturedObject:
     def __getattribute__(self, name: str) -> Any:
         value = _own(self, "_object")
         if name == "__class__":
-            return type(value)
+            return (
+                _own(self, "_captures").wrap(type(value), f"type({name})")[0] if _is_read() else type(value)
+            )
         attributes = _own(self, "_attributes")
         found = attributes.get(name, _MISSING)
         if found is _MISSING:
@@ -80,6 +84,7 @@ class CapturedObject:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _own(self, "_object")
         if isinstance(value, type):
+            _own(self, "_captures").guard_class(value)
             return value(*args, **kwargs)
         if isinstance(value, _module_class()):
             return self.forward(*args, **kwargs)
@@ -114,6 +119,12 @@ class CapturedObject:
 
     def __repr__(self) -> str:
         return f"captured {_own(self, '_name')}"
+
+
+def _is_read() -> bool:
+    """Whether the user wrote `x.__class__`, rather than isinstance asking for it."""
+    frame = sys._getframe(2)
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("LOAD_")
 
 
 @functools.cache

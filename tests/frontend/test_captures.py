@@ -367,6 +367,99 @@ def test_attributes_of_objects() -> None:
     check(model.mask, mod.trace())
 
 
+REACH = 3
+
+
+class Base:
+    LIMIT = 9
+
+    def near(self, q_idx, kv_idx):
+        return q_idx - kv_idx < REACH
+
+
+class Derived(Base):
+    def near(self, q_idx, kv_idx):
+        return super().near(q_idx, kv_idx) & (kv_idx < self.__class__.LIMIT)
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        assert isinstance(self, Base)
+        return self.near(q_idx, kv_idx)
+
+
+def test_methods_after_super_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = mask_mod(Derived())
+    made = check(mod.function, mod.trace())
+    assert mod.trace() is made
+    monkeypatch.setitem(globals(), "REACH", 6)
+    check(mod.function, mod.trace())
+    monkeypatch.setattr(Base, "LIMIT", 4)
+    check(mod.function, mod.trace())
+
+
+def test_instances_made_in_a_mod_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mask(b, h, q_idx, kv_idx):
+        return Derived().near(q_idx, kv_idx)
+
+    mod = mask_mod(mask)
+    check(mask, mod.trace())
+    monkeypatch.setitem(globals(), "REACH", 6)
+    check(mask, mod.trace())
+    monkeypatch.setattr(Base, "LIMIT", 4)
+    check(mask, mod.trace())
+
+
+def test_decorated_functions() -> None:
+    size = 4
+
+    @torch.no_grad()
+    def mask(b, h, q_idx, kv_idx):
+        return q_idx - kv_idx < size
+
+    made = check(mask)
+    assert made.values == (4,)
+    compiled = torch.compile(window_mask(5), backend="eager")
+    assert trace(compiled, ModKind.MASK).values == (5,)
+
+
+def test_under_other_modes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    table, function = torch.rand(13), window_mask(3)
+    biased = lambda b, h, q_idx, kv_idx: (table[kv_idx] * 2 > table.sum()) & (q_idx < table.shape[0])  # noqa: E731
+    plain = text(trace(function, ModKind.MASK)), text(trace(biased, ModKind.MASK))
+    contexts = [
+        torch.inference_mode(),
+        torch.no_grad(),
+        torch.device("meta"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ]
+    for context in contexts:
+        with context:
+            assert (text(trace(function, ModKind.MASK)), text(trace(biased, ModKind.MASK))) == plain
+    seen = []
+    torch.vmap(lambda x: (seen.append(text(trace(function, ModKind.MASK))), x)[1])(torch.rand(2))
+    assert seen == [plain[0]]
+
+
+def test_copies_of_an_object_have_their_own_mod() -> None:
+    first = Window(3, torch.rand(2))
+    as_mask_mod(first).trace()
+    second = copy.copy(first)
+    second.size = 5
+    assert as_mask_mod(second).function is second
+    assert as_mask_mod(second).trace().values == (5,)
+    assert as_mask_mod(first).trace().values == (3,)
+
+
+@dataclass
+class Window:
+    size: int
+    unused: torch.Tensor
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return q_idx - kv_idx < self.size
+
+
 def test_changing_an_object_is_an_error() -> None:
     model = Model()
 
