@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +24,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the run a kernel cache of its own, shared by its worker processes: nothing old is found in it."""
+    if not hasattr(config, "workerinput"):
+        os.environ["FLEXC_CACHE_DIR"] = tempfile.mkdtemp(prefix="flexc-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Deletes that cache."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["FLEXC_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

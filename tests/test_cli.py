@@ -203,6 +203,10 @@ def test_bench(run: Run, mods: Path) -> None:
     table = run("bench", f"{mods}:window", *sizes)
     assert table.code == 0, table.err
     assert "window" in table.out
+    assert "flash-attn: takes no functions [window]" in table.out
+    markdown = run("bench", f"{mods}:window", *sizes, "--markdown")
+    assert "| case | D | S | share | flexc |" in markdown.out
+    assert "| window | 32 | 128 | 0.479 |" in markdown.out
     assert run("bench", "--cases", "nonsense", *sizes).code == 1
 
 

@@ -14,10 +14,11 @@ from flexc.bench.cases import CASES, Case, Problem, make_case
 from flexc.bench.peers import PEERS, Peer
 from flexc.bench.run import Cell, Entry, choose_peers, environment, problems, run_cell, to_json
 from flexc.cli.options import Dtype, DtypeOption, Json, split_list, split_numbers
-from flexc.cli.show import console, errors, show_json
+from flexc.cli.show import console, errors, show_json, show_text
 from flexc.modfile import NamedMods, load_one
 
 _BASELINE = "torch-flex"
+_TITLE = "forward, TFLOP/s (ms)"
 
 
 def bench(
@@ -39,6 +40,7 @@ def bench(
     ] = "",
     rounds: Annotated[int, typer.Option(min=3, help="Timed calls of each peer, in turns.")] = 30,
     as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
 ) -> None:
     """Time flexc beside every peer that is installed, in one run, after checking each result against fp64.
 
@@ -63,8 +65,13 @@ def bench(
     if as_json:
         show_json(to_json(cells, {"rounds": rounds, "cases": [mod] if mod else names}))
         return
-    console.print(", ".join(f"{name} {value}" for name, value in environment().items()), style="dim")
-    console.print(_table(cells, chosen))
+    where = ", ".join(f"{name} {value}" for name, value in environment().items())
+    rows = _rows(cells, chosen)
+    if markdown:
+        show_text(f"{where}; {_TITLE}\n\n{_markdown(rows)}")
+        return
+    console.print(where, style="dim")
+    console.print(_table(rows))
     _print_notes(cells)
 
 
@@ -85,27 +92,46 @@ def _title(cell: Cell) -> str:
     return f"{cell.case}, D={cell.head_dim}, S={cell.length}, B={cell.batch}, H={cell.heads}, {cell.dtype}"
 
 
-def _table(cells: Sequence[Cell], peers: Sequence[Peer]) -> Table:
-    table = Table(title="forward, TFLOP/s (ms)")
-    for heading in ("case", "D", "S", "share"):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for peer in peers:
-        table.add_column(peer.name, justify="right")
-    table.add_column(f"flexc / {_BASELINE}", justify="right")
-    table.add_column("host µs", justify="right")
+def _rows(cells: Sequence[Cell], peers: Sequence[Peer]) -> list[list[str]]:
+    """Headings, then a row a cell; peers that have no speed in any cell are left out."""
+    names = [peer.name for peer in peers if any(_has_speed(cell, peer.name) for cell in cells)]
+    rows = [["case", "D", "S", "share", *names, f"flexc / {_BASELINE}", "host µs"]]
     for cell in cells:
         ratio = cell.ratio(_BASELINE)
         own = cell.entry("flexc")
-        table.add_row(
-            cell.case,
-            str(cell.head_dim),
-            str(cell.length),
-            f"{cell.share:.3f}",
-            *(_speed(cell.entry(peer.name)) for peer in peers),
-            "" if ratio is None else f"{ratio:.2f} x",
-            "" if own is None or own.timing is None else f"{own.timing.host_us:.0f}",
+        rows.append(
+            [
+                cell.case,
+                str(cell.head_dim),
+                str(cell.length),
+                f"{cell.share:.3f}",
+                *(_speed(cell.entry(name)) for name in names),
+                "" if ratio is None else f"{ratio:.2f} x",
+                "" if own is None or own.timing is None else f"{own.timing.host_us:.0f}",
+            ]
         )
+    return rows
+
+
+def _has_speed(cell: Cell, peer: str) -> bool:
+    entry = cell.entry(peer)
+    return entry is not None and entry.timing is not None
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    headings, *cells = rows
+    table = Table(title=_TITLE)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for row in cells:
+        table.add_row(*map(escape, row))
     return table
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    headings, *cells = rows
+    rule = [":--", *["--:"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *cells))
 
 
 def _speed(entry: Entry | None) -> str:
