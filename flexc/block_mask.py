@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 
 from flexc.block_listing import BlockListing
 from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
-from flexc.errors import BlockMaskMismatch, InvalidBlockMask, NotAMod, UnsupportedFeature
+from flexc.conversions import converted
+from flexc.errors import BlockMaskMismatch, InvalidBlockMask, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.runs import TileGrid
 from flexc.map_cache import block_map_for
@@ -285,41 +285,10 @@ def as_block_mask(block_mask: BlockMask | TorchBlockMask) -> BlockMask:
         SlicedBlockMask: it was sliced, and its mask_mod not set since.
     """
     if not isinstance(block_mask, BlockMask):
-        block_mask = _converted(block_mask)
+        block_mask = converted(block_mask, BlockMask.from_torch)
     if block_mask.mask_mod is sliced_mask_mod:
         sliced_mask_mod(None, None, None, None)
     return block_mask
-
-
-# By id of PyTorch's mask: the mask, what its tensors were, and ours. Entries go when the mask dies.
-_conversions: dict[int, tuple[weakref.ref[Any], tuple[object, ...], BlockMask]] = {}
-
-
-def _converted(block_mask: Any) -> BlockMask:
-    from torch.nn.attention import flex_attention
-
-    if not isinstance(block_mask, flex_attention.BlockMask):
-        raise NotAMod(
-            f"block_mask is a {type(block_mask).__name__}", hint="make one with flexc.create_block_mask(...)"
-        )
-    if block_mask.mask_mod is getattr(flex_attention, "_sliced_mask_mod_error", None):
-        sliced_mask_mod(None, None, None, None)
-    lists = (
-        block_mask.kv_num_blocks,
-        block_mask.kv_indices,
-        block_mask.full_kv_num_blocks,
-        block_mask.full_kv_indices,
-    )
-    state: tuple[object, ...] = (block_mask.seq_lengths, block_mask.BLOCK_SIZE, id(block_mask.mask_mod))
-    state += tuple((id(x), 0 if x.is_inference() else x._version) for x in lists if x is not None)
-    found = _conversions.get(id(block_mask))
-    if found is not None and found[0]() is block_mask and found[1] == state:
-        return found[2]
-    key = id(block_mask)
-    reference = weakref.ref(block_mask, lambda _: _conversions.pop(key, None))
-    result = BlockMask.from_torch(block_mask)
-    _conversions[key] = (reference, state, result)
-    return result
 
 
 def create_block_mask(

@@ -37,7 +37,7 @@ class _Found:
         return all(reference() is not None for reference in self.tensors)
 
 
-_found: LRU[tuple[object, ...], _Found] = LRU(128)
+_found: LRU[tuple[object, ...], _Found] = LRU(64)
 _met: LRU[tuple[int, int], tuple[BlockMap, BlockMap, BlockMap]] = LRU(64)
 
 

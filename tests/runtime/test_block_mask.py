@@ -76,7 +76,7 @@ def _assert_same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"separate_full_blocks": False}, {"compute_dq_write_order": True}])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("lengths", [(512, 512), (500, 300), (130, 277), (1, 400)])
+@pytest.mark.parametrize("lengths", [(256, 256), (500, 300), (130, 277), (1, 400)])
 @pytest.mark.parametrize("mask", MASKS)
 def test_equal_to_pytorch(mask: Any, lengths: tuple[int, int], size: Any, options: dict[str, Any]) -> None:
     ours = create_block_mask(mask, 2, 3, *lengths, device="cpu", BLOCK_SIZE=size, **options)
@@ -256,7 +256,7 @@ def test_a_new_tensor_in_a_closure_is_another_map_and_the_cache_stays_bounded() 
         assert kinds[0, 3] == (2 if parts == 1 else 0)
         del ids
         gc.collect(0)
-    assert len(_found) <= 128
+    assert len(_found) <= 64
 
 
 def test_a_long_causal_mask_is_small() -> None:

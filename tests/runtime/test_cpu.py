@@ -210,6 +210,29 @@ def test_a_mask_that_reads_a_table_of_the_batch() -> None:
         _check(q, k, v, mask_mod=limited)
 
 
+def test_a_kv_length_that_grows_token_by_token() -> None:
+    _, k, v = _qkv(1, 4, 2, 1, 140, 16, 16, torch.float32)
+    for length in range(120, 140):
+        q = torch.randn(1, 4, 1, 16)
+
+        def last(b: Any, h: Any, q_idx: Any, kv_idx: Any, position: int = length - 1) -> Any:
+            return (kv_idx <= q_idx + position) & (kv_idx > q_idx + position - 70)
+
+        _check(q, k[:, :, :length], v[:, :, :length], mask_mod=last)
+
+
+def test_padding_by_a_table_of_batch_and_row() -> None:
+    padded = torch.rand(3, 100) < 0.3
+    q, k, v = _qkv(3, 4, 2, 100, 100, 16, 16, torch.float32)
+
+    def valid(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return ~padded[b, q_idx] & ~padded[b, kv_idx] & (q_idx >= kv_idx)
+
+    _check(q, k, v, mask_mod=valid)
+    blocks = create_block_mask(valid, 3, None, 100, 100, device="cpu", BLOCK_SIZE=64)
+    _check(q, k, v, block_mask=blocks.to_torch())
+
+
 @pytest.mark.parametrize("heads", [(32, 32), (32, 4)])
 def test_masks_of_many_heads(heads: tuple[int, int]) -> None:
     q, k, v = _qkv(1, *heads, 70, 70, 8, 8, torch.float32)
