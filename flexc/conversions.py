@@ -1,4 +1,4 @@
-"""PyTorch's block masks made into flexc's once, not in every call: reading their lists waits for the device."""
+"""PyTorch's block masks made into flexc's once, not in every call: reading the lists waits for a device."""
 
 from __future__ import annotations
 
