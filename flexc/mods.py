@@ -220,8 +220,10 @@ def _remembered(kind: type[MaskMod], function: Function) -> MaskMod: ...
 def _remembered(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
 def _remembered(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
     """The mod is stored on the function (on the object, for a bound method), so that nothing outlives it."""
-    bound = isinstance(function, MethodType)
-    owner, key = (function.__self__, (kind, function.__func__)) if bound else (function, (kind, None))
+    owner: object = function
+    key: tuple[object, ...] = (kind,)
+    if isinstance(function, MethodType):
+        owner, key = function.__self__, (kind, function.__func__)
     attributes = getattr(owner, "__dict__", None)
     if isinstance(function, Mod) or not isinstance(attributes, dict):
         return _make(kind, function)
