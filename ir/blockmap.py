@@ -32,6 +32,9 @@ class BlockMap:
 
     A tile that hangs over `kv_len` is never FULL, so FULL tiles may be loaded without bounds checks. Queries
     past `q_len` count for nothing.
+
+    `decided` counts the tiles that each step of building decided: "interval", "sample" (the mask was seen
+    true and false), "exact" (every pair was evaluated). It is empty for maps from elsewhere.
     """
 
     q_len: int
@@ -42,7 +45,7 @@ class BlockMap:
     heads: int
     offsets: Array  # int32 [batch * heads * q_blocks + 1]
     runs: Array  # int32 [n_runs, 3]
-    decided: Mapping[str, int] = field(default_factory=dict)  # tiles by the step that decided them
+    decided: Mapping[str, int] = field(default_factory=dict)  # tiles by step
 
     @property
     def grid(self) -> TileGrid:

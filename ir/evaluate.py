@@ -165,6 +165,12 @@ def _mod(env: Env, node: Expr, a: Array, b: Array) -> Array:
     return a % b
 
 
+def _where(env: Env, node: Expr, condition: Array, x: Array, y: Array) -> Array:
+    if not _is_numpy(env) and condition.ndim == 0 and condition.device.type == "cpu":
+        return x if condition else y  # a condition on the CPU does not mix with operands on a GPU
+    return env.xp.where(condition, x, y)
+
+
 def _rsqrt(env: Env, node: Expr, x: Array) -> Array:
     return _number(env, 1.0, DType.F32) / np.sqrt(x) if _is_numpy(env) else env.xp.rsqrt(x)
 
@@ -234,6 +240,6 @@ TABLE: dict[Op, Callable[..., Array]] = {
     Op.AND: _namesake("logical_and"),
     Op.OR: _namesake("logical_or"),
     Op.NOT: _namesake("logical_not"),
-    Op.WHERE: _namesake("where"),
+    Op.WHERE: _where,
     Op.CAST: _cast,
 }

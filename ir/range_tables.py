@@ -19,7 +19,7 @@ import numpy as np
 from flexc.ir.arrays import Array, Namespace, convert
 from flexc.ir.interval_types import Bounds
 
-_BLOCKS_OF_ONE_RANGE = 8192
+_BLOCKS_OF_ONE_RANGE = 16384
 _BLOCKS_OF_TWO_RANGES = 128
 _LARGEST_TABLE = 2**22
 _MOST_RANGES = 2
