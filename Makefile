@@ -39,7 +39,8 @@ wheel: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python $(PIP) $(TORCH)
 	.venv-wheel/bin/python $(PIP) dist/*.whl
-	cd /tmp && "$(CURDIR)/.venv-wheel/bin/python" "$(CURDIR)/.ci/smoke.py"
+	cd /tmp && FLEXC_CACHE_DIR="$(CURDIR)/.venv-wheel/cache" \
+	    "$(CURDIR)/.venv-wheel/bin/python" "$(CURDIR)/.ci/smoke.py"
 	cd /tmp && "$(CURDIR)/.venv-wheel/bin/flexc" doctor
 
 clean:
