@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 from collections.abc import Callable
@@ -57,12 +58,21 @@ class Captures:
         if value is None or kind is str:
             return value, NO_LEAF
         if isinstance(value, torch.Tensor):
-            return value, self.tracer.add_leaf(value, name)
+            leaf = self.tracer.add_leaf(value, name)
+            return value, NO_LEAF if self._has_numbers(value) else leaf
         known = self._copies.get(id(value))
         if known is None:
             copy = self._copy(value, kind, name)
             known = self._copies.setdefault(id(value), (value, copy))
         return known[1], NO_LEAF
+
+    def _has_numbers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has numbers as attributes: they are watched, and another one is traced again."""
+        plain = (int, float, str, tuple)
+        numbers = [key for key, value in vars(tensor).items() if isinstance(value, plain)]
+        for key in numbers:
+            self.watch.items.append(ItemPlace(vars(tensor)[key], NO_LEAF, vars(tensor), key))
+        return bool(numbers)
 
     def _remember(self, value: Any, copy: Any) -> Any:
         self._copies[id(value)] = (value, copy)
@@ -104,15 +114,13 @@ class Captures:
                 span=span_of_instruction(function.__code__, offset),
             )
         read = [name for name in facts.globals if name in function.__globals__]
-        if not (read or function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+        captured = read or function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        if not captured and not facts.imports:
             return function
         return self._copied_function(function, read)
 
     def _copied_function(self, function: FunctionType, read: list[str]) -> FunctionType:
-        names: dict[str, Any] = {
-            "__name__": function.__module__,
-            "__builtins__": function.__globals__["__builtins__"],
-        }
+        names: dict[str, Any] = {"__name__": function.__module__, "__builtins__": self._builtins(function)}
         cells = tuple(CellType() for _ in function.__closure__ or ())
         copy = FunctionType(
             function.__code__, names, function.__name__, None, cells if function.__closure__ else None
@@ -139,6 +147,19 @@ class Captures:
                 key: self._entry(function.__kwdefaults__, key, key) for key in function.__kwdefaults__
             }
         return copy
+
+    def _builtins(self, function: FunctionType) -> Any:
+        """The builtins; where the function imports, modules come as captures too."""
+        if not facts_of(function.__code__).imports:
+            return builtins
+        package = {key: function.__globals__.get(key) for key in ("__package__", "__spec__", "__name__")}
+
+        def import_(
+            name: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0
+        ) -> Any:
+            return self.wrap(builtins.__import__(name, package, None, names, level), name)[0]
+
+        return vars(builtins) | {"__import__": import_}
 
     def _cell(self, own: CellType, copy: CellType, name: str) -> None:
         try:

@@ -10,10 +10,11 @@ from weakref import WeakKeyDictionary
 
 @dataclass(frozen=True, slots=True)
 class CodeFacts:
-    """Global names read, and the first assignment to a name of an outer scope: the name and its offset."""
+    """Global names read; the first assignment to a name of an outer scope, with its offset; any import."""
 
     globals: tuple[str, ...]
     assignment: tuple[str, int] | None
+    imports: bool
 
 
 _known: WeakKeyDictionary[CodeType, CodeFacts] = WeakKeyDictionary()
@@ -30,14 +31,19 @@ def facts_of(code: CodeType) -> CodeFacts:
 def _scan(code: CodeType) -> CodeFacts:
     names: dict[str, None] = {}
     assignment = None
+    imports = False
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names[str(instruction.argval)] = None
+        elif instruction.opname == "IMPORT_NAME":
+            imports = True
         elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
             instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in code.co_freevars
         ):
             assignment = assignment or (str(instruction.argval), instruction.offset)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= dict.fromkeys(facts_of(constant).globals)
-    return CodeFacts(tuple(names), assignment)
+            nested = facts_of(constant)
+            names |= dict.fromkeys(nested.globals)
+            imports = imports or nested.imports
+    return CodeFacts(tuple(names), assignment, imports)

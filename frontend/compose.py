@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -32,29 +34,33 @@ class Composition:
 
 
 class Both(Composition):
-    """`left & right`."""
+    """`a & b & ...`."""
 
-    def __init__(self, left: Function, right: Function) -> None:
-        self.parts = (left, right)
-        self.__name__ = f"{name_of(left)} & {name_of(right)}"
+    def __init__(self, *parts: Function) -> None:
+        self.parts = _flat(Both, parts)
+        self.__name__ = " & ".join(map(name_of, self.parts))
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        """Whether both allow the pair."""
-        left, right = self.parts
-        return left(b, h, q_idx, kv_idx) & right(b, h, q_idx, kv_idx)
+        """Whether all allow the pair."""
+        return functools.reduce(operator.and_, (part(b, h, q_idx, kv_idx) for part in self.parts))
 
 
 class Either(Composition):
-    """`left | right`."""
+    """`a | b | ...`."""
 
-    def __init__(self, left: Function, right: Function) -> None:
-        self.parts = (left, right)
-        self.__name__ = f"{name_of(left)} | {name_of(right)}"
+    def __init__(self, *parts: Function) -> None:
+        self.parts = _flat(Either, parts)
+        self.__name__ = " | ".join(map(name_of, self.parts))
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """Whether one allows the pair."""
-        left, right = self.parts
-        return left(b, h, q_idx, kv_idx) | right(b, h, q_idx, kv_idx)
+        return functools.reduce(operator.or_, (part(b, h, q_idx, kv_idx) for part in self.parts))
+
+
+def _flat(kind: type[Composition], parts: tuple[Function, ...]) -> tuple[Function, ...]:
+    """A first part of the same kind gives its own parts, so that a long chain is not a deep one."""
+    first = parts[0].function if isinstance(parts[0], Traceable) else parts[0]
+    return (*first.parts, *parts[1:]) if type(first) is kind and isinstance(first, Composition) else parts
 
 
 class Negation(Composition):

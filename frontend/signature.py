@@ -138,8 +138,9 @@ def _return_span(function: Callable[..., Any]) -> Span | None:
     code = code_of(function)
     if code is None:
         return None
-    last = None
+    last = before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
-            last = instruction.offset
+            last = before if code.co_name == "<lambda>" else instruction.offset  # lambdas have no `return`
+        before = instruction.offset
     return span_of_code(code) if last is None else span_of_instruction(code, last)

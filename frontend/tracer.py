@@ -278,6 +278,8 @@ class Tracer:
         except (TraceError, RecursionError):
             raise
         except TypeError as error:
+            if realisable(args, kwargs):
+                return call_real(self, name, args, kwargs)
             raise UnsupportedOperation(
                 f"mods cannot use {name} in this form: {error}".replace("operation() ", ""), span=span_here()
             ) from error

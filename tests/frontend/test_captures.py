@@ -8,6 +8,7 @@ import gc
 import math
 import operator
 import pickle
+import sys
 import threading
 import types
 import weakref
@@ -285,7 +286,8 @@ def test_operations_without_a_form_are_computed_at_every_trace() -> None:
     scores = torch.rand(13)
 
     def mask(b, h, q_idx, kv_idx):
-        return scores.cumsum(0)[kv_idx] > torch.sort(scores).values[q_idx]
+        outer = scores[:, None] @ scores[None]
+        return (scores.cumsum(0)[kv_idx] > torch.sort(scores).values[q_idx]) | (outer[q_idx, kv_idx] < 0.1)
 
     mod = mask_mod(mask)
     made = check(mask, mod.trace())
@@ -405,6 +407,42 @@ def test_instances_made_in_a_mod_are_watched(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(globals(), "REACH", 6)
     check(mask, mod.trace())
     monkeypatch.setattr(Base, "LIMIT", 4)
+    check(mask, mod.trace())
+
+
+def test_imports_in_a_mod_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = types.ModuleType("flexc_test_settings")
+    settings.size = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flexc_test_settings", settings)
+
+    def mask(b, h, q_idx, kv_idx):
+        import math
+
+        from flexc_test_settings import size  # type: ignore[import-not-found]
+
+        return q_idx - kv_idx < size * math.floor(1.5)
+
+    mod = mask_mod(mask)
+    made = check(mask, mod.trace())
+    assert mod.trace() is made
+    settings.size = 6  # type: ignore[attr-defined]
+    assert check(mask, mod.trace()).values == (6,)
+
+
+def test_numbers_on_tensors_are_watched() -> None:
+    table = torch.rand(13)
+    table.window = 3  # type: ignore[attr-defined]
+
+    def mask(b, h, q_idx, kv_idx):
+        return (q_idx - kv_idx < vars(table)["window"]) & (table[kv_idx] > 0.2)
+
+    mod = mask_mod(mask)
+    made = check(mask, mod.trace())
+    assert mod.trace() is made
+    table.window = 6  # type: ignore[attr-defined]
+    check(mask, mod.trace())
+    table = torch.rand(13)
+    table.window = 2  # type: ignore[attr-defined]
     check(mask, mod.trace())
 
 
@@ -593,6 +631,10 @@ def test_mods_in_mods() -> None:
     fresh = made.refreshed()
     assert fresh is not None
     check(both, fresh)
+    chain = window
+    for i in range(300):
+        chain = chain | window_mask(i)
+    assert len(chain.trace().graph.captures) == 301
     reflected = (lambda b, h, q_idx, kv_idx: kv_idx > 1) & window
     assert isinstance(reflected, MaskMod)
     check(reflected)

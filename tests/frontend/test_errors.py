@@ -282,6 +282,9 @@ def test_return_span_is_the_return() -> None:
     with pytest.raises(errors.WrongReturnType) as caught:
         trace(lacks_an_index, ModKind.MASK)
     assert underlined(caught.value) == "return chosen > 0"
+    with pytest.raises(errors.WrongReturnType) as caught:
+        trace(lambda b, h, q_idx, kv_idx: q_idx - kv_idx, ModKind.MASK)
+    assert underlined(caught.value) == "q_idx - kv_idx"
 
 
 def test_wrong_arity() -> None:
