@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -28,6 +28,57 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "triton", "cpu", "reference")
 _LATER = {"hopper": "the Hopper kernels", "blackwell": "the Blackwell kernels"}
+
+
+class _Arguments(TypedDict, total=False):
+    """The keywords of `attention` that do not change the type of its result."""
+
+    mask_mod: Callable[..., Any] | None
+    score_mod: Callable[..., Any] | None
+    block_mask: BlockMask | TorchBlockMask | None
+    scale: float | None
+    sinks: torch.Tensor | None
+    dropout_p: float
+    deterministic: bool
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    q_scale: torch.Tensor | None
+    out: torch.Tensor | None
+    backend: str
+    options: Mapping[str, object] | None
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **arguments: Unpack[_Arguments],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[True],
+    **arguments: Unpack[_Arguments],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: bool,
+    **arguments: Unpack[_Arguments],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def attention(
@@ -102,8 +153,8 @@ def attention(
     if out is not None:
         check_out(out, q, v)
     mods, values, block_map = resolve(score_mod, mask_mod, block_mask)
-    if block_map is not None:
-        check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)
+    if block_map is not None and block_mask is not None:
+        check_block_map(block_map.q_len, block_map.kv_len, *block_mask.shape[:2], q, k)
     if values:
         check_captures(tuple(c.name for c in mods.captures), values, q.device)
     call = AttentionCall(
