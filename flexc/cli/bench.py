@@ -95,9 +95,10 @@ def _title(cell: Cell) -> str:
 def _rows(cells: Sequence[Cell], peers: Sequence[Peer]) -> list[list[str]]:
     """Headings, then a row a cell; peers that have no speed in any cell are left out."""
     names = [peer.name for peer in peers if any(_has_speed(cell, peer.name) for cell in cells)]
-    rows = [["case", "D", "S", "share", *names, f"flexc / {_BASELINE}", "host µs"]]
+    compared = [_BASELINE] if _BASELINE in names else []
+    ratios = [f"flexc / {name}" for name in compared]
+    rows = [["case", "D", "S", "share", *names, *ratios, "host µs"]]
     for cell in cells:
-        ratio = cell.ratio(_BASELINE)
         own = cell.entry("flexc")
         rows.append(
             [
@@ -106,11 +107,16 @@ def _rows(cells: Sequence[Cell], peers: Sequence[Peer]) -> list[list[str]]:
                 str(cell.length),
                 f"{cell.share:.3f}",
                 *(_speed(cell.entry(name)) for name in names),
-                "" if ratio is None else f"{ratio:.2f} x",
+                *(_ratio(cell, name) for name in compared),
                 "" if own is None or own.timing is None else f"{own.timing.host_us:.0f}",
             ]
         )
     return rows
+
+
+def _ratio(cell: Cell, peer: str) -> str:
+    ratio = cell.ratio(peer)
+    return "" if ratio is None else f"{ratio:.2f} x"
 
 
 def _has_speed(cell: Cell, peer: str) -> bool:
