@@ -20,6 +20,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	$(BIN)/python -m pytest -n $(JOBS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreter
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from flexc.ir.blockmap import TileKind
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
-from flexc.ir.place import Hoists, hoists
+from flexc.ir.place import Hoists, Placement, hoists, place
 from flexc.ir.printer import to_formula
 from flexc.ir.simplify import simplify
 from flexc.ir.spec import AttentionSpec
@@ -152,7 +152,9 @@ def _view(
         mods_read_rows=Input.Q_IDX in inputs,
         mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
         mask_call=None if mask is None else mask.call(),
-        score_call=None if scored is None else scored.call(score="score * score_scale"),
+        score_call=None
+        if scored is None or score is None
+        else _as_tile(score, scored.call(score="score * score_scale")),
         score_scale=scale,
         q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
         k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
@@ -165,6 +167,13 @@ def _view(
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
     )
+
+
+def _as_tile(score: Expr, call: str) -> str:
+    """A score that does not read both row and column, or the score itself, is spread over the tile."""
+    if place(score)[score] is Placement.ELEMENT:
+        return call
+    return f"{call} + tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)"
 
 
 def _score_form(spec: AttentionSpec) -> tuple[Expr | None, Expr | None]:
