@@ -9,7 +9,13 @@ import typer
 from rich.markup import escape
 
 from flexc._version import __version__
-from flexc.cli import bench, cache, doctor, explain, inspect, plot, precompile
+from flexc.cli.bench import bench
+from flexc.cli.cache import cache
+from flexc.cli.doctor import doctor
+from flexc.cli.explain import explain
+from flexc.cli.inspect import inspect
+from flexc.cli.plot import plot
+from flexc.cli.precompile import precompile
 from flexc.cli.show import errors
 from flexc.errors import FlexcError
 
@@ -22,13 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("inspect")(inspect.inspect)
-app.command("explain")(explain.explain)
-app.command("precompile")(precompile.precompile)
-app.command("plot")(plot.plot)
-app.command("bench")(bench.bench)
-app.command("cache")(cache.cache)
-app.command("doctor")(doctor.doctor)
+app.command("inspect")(inspect)
+app.command("explain")(explain)
+app.command("precompile")(precompile)
+app.command("plot")(plot)
+app.command("bench")(bench)
+app.command("cache")(cache)
+app.command("doctor")(doctor)
 
 
 def _show_version(wanted: bool) -> None:
