@@ -59,9 +59,15 @@ class Argument:
     divisible: bool = False
 
 
+# Names that the templates use.
 _RESERVED = {
-    "tl", "triton", "b", "h", "q_idx", "kv_idx", "score", "q_len", "kv_len", "scale", "q", "k", "v",
-    "q_heads", "group", "rows", "kv_h", "acc", "row_max", "row_sum", "qk", "p", "alpha", "allowed", "head", "pid",
+    "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "q_idx", "kv_idx", "q_len", "kv_len",
+    "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
+    "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
+    "in_range", "masked", "run", "map_row", "first_run", "end_run", "kv_first", "kv_end", "kv_start",
+    "out", "out_tile", "lse", "lse_row", "range", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM", "PADDED_DIM_V",
+    "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "FULL", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
+    "tanh", "power", "online_softmax", "score_mod", "mask_mod", "attention_forward",
 }  # fmt: skip
 
 
@@ -70,8 +76,8 @@ def capture_names(captures: tuple[Capture, ...]) -> tuple[str, ...]:
     names: list[str] = []
     for capture in captures:
         name = re.sub(r"\W+", "_", capture.name).strip("_") or "captured"
-        if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED or name.isupper():
-            name = f"user_{name.lower()}"
+        if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED:
+            name = f"user_{name}"
         base, n = name, 2
         while name in names:
             name, n = f"{base}_{n}", n + 1

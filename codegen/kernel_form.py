@@ -1,6 +1,6 @@
-"""Rewrites that make a score cheap per element: work moves to where it is done once a row, column or head.
+"""Rewrites that make a mod cheap per element: work moves to where it is done once a row, column or head.
 
-All three change a float by at most its last place; integers stay exact.
+They change a float by at most its last place; integers stay exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 from flexc.ir import build
 from flexc.ir.expr import Expr, rebuild, topological, with_args
-from flexc.ir.ops import Input, Op
+from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.types import DType
 
@@ -57,7 +57,7 @@ def _is_short(index: Expr) -> bool:
 
 
 def multiply_by_reciprocals(root: Expr) -> Expr:
-    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level: one division a row, column or head."""
+    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level: fewer divisions."""
     levels = place(root)
 
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -106,3 +106,64 @@ def _factor(node: Expr) -> Expr | None:
         return None
     a, b = node.args
     return b if a.op is Op.INPUT and a.attr is Input.SCORE else a
+
+
+def separate_comparisons(root: Expr) -> Expr:
+    """`q_idx - kv_idx < w` becomes `q_idx - w < kv_idx`: one comparison is all that is left per element.
+
+    Only of indices, literals and captured 32-bit numbers, whose sums do not overflow: captured numbers above
+    2**30 are 64-bit.
+    """
+    levels = place(root)
+
+    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if node.op in COMPARISONS and levels[node] is Placement.ELEMENT:
+            parted = _parted(node.op, *args)
+            if parted is not None:
+                return parted
+        return with_args(node, args)
+
+    return rebuild(root, replace)
+
+
+def _parted(op: Op, left: Expr, right: Expr) -> Expr | None:
+    terms = [*_terms(left, 1), *((term, -sign) for term, sign in _terms(right, 1))]
+    if not terms or any(not _is_safe(term) for term, _ in terms):
+        return None
+    column = [(term, sign) for term, sign in terms if term.attr is Input.KV_IDX]
+    others = [(term, sign) for term, sign in terms if term.attr is not Input.KV_IDX]
+    if len(column) != 1 or not others:
+        return None
+    (index, sign) = column[0]
+    rest = _sum([(term, -s * sign) for term, s in others])
+    return build.compare(op, index, rest) if sign > 0 else build.compare(op, rest, index)
+
+
+def _terms(node: Expr, sign: int) -> list[tuple[Expr, int]]:
+    """The summands of an integer expression with their signs."""
+    if node.op is Op.ADD:
+        return [*_terms(node.args[0], sign), *_terms(node.args[1], sign)]
+    if node.op is Op.SUB:
+        return [*_terms(node.args[0], sign), *_terms(node.args[1], -sign)]
+    if node.op is Op.NEG:
+        return _terms(node.args[0], -sign)
+    return [(node, sign)]
+
+
+def _is_safe(term: Expr) -> bool:
+    if term.dtype is not DType.I32:
+        return False
+    if term.op is Op.CONST:
+        return isinstance(term.attr, int) and abs(term.attr) < 2**30
+    return term.op in (Op.INPUT, Op.SCALAR)
+
+
+def _sum(terms: list[tuple[Expr, int]]) -> Expr:
+    """The signed sum, positive terms first."""
+    ordered = sorted(terms, key=lambda term: -term[1])
+    total, sign = ordered[0]
+    if sign < 0:
+        total = build.unary(Op.NEG, total)
+    for term, s in ordered[1:]:
+        total = build.binary(Op.ADD if s > 0 else Op.SUB, total, term)
+    return total

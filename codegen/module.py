@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from flexc._version import __version__
 from flexc.codegen.arguments import Argument, capture_names, forward_arguments
 from flexc.codegen.emit import LINE_LENGTH, Scope, emit, hoisted_name
-from flexc.codegen.kernel_form import fold_scale, multiply_by_reciprocals, split_index_casts
+from flexc.codegen.kernel_form import (
+    fold_scale,
+    multiply_by_reciprocals,
+    separate_comparisons,
+    split_index_casts,
+)
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.render import render
 from flexc.ir.blockmap import TileKind
@@ -126,12 +131,13 @@ def _view(
     arguments: tuple[Argument, ...],
 ) -> _Forward:
     score, factor = _score_form(spec)
-    roots = [r for r in (score, factor, spec.mask) if r is not None]
+    allowed = _mask_form(spec)
+    roots = [r for r in (score, factor, allowed) if r is not None]
     hoisting = _Hoisting(spec, names, roots, {a.name for a in arguments})
     score_lines = hoisting.column_lines(score)
-    mask_lines = hoisting.column_lines(spec.mask)
-    scored = None if score is None else hoisting.element("score_mod", score)
-    mask = None if spec.mask is None else hoisting.element("mask_mod", spec.mask)
+    mask_lines = hoisting.column_lines(allowed)
+    scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
+    mask = None if allowed is None else hoisting.element("mask_mod", allowed, spec.mask or allowed)
     scale = "scale" if factor is None else hoisting.scale(factor)
     elements = [e for e in (scored, mask) if e is not None]
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
@@ -188,6 +194,11 @@ def _score_form(spec: AttentionSpec) -> tuple[Expr | None, Expr | None]:
     return fold_scale(score)
 
 
+def _mask_form(spec: AttentionSpec) -> Expr | None:
+    """The mask as the kernel computes it."""
+    return None if spec.mask is None else simplify(separate_comparisons(spec.mask))
+
+
 class _Hoisting:
     """Names and statements of what is computed once a head, a row or a column."""
 
@@ -225,8 +236,8 @@ class _Hoisting:
         self.helpers |= block.helpers
         return f"scale * {block.results[0]}"
 
-    def element(self, name: str, root: Expr) -> _Element:
-        """`root` as a function of what is left to do per element."""
+    def element(self, name: str, root: Expr, meaning: Expr) -> _Element:
+        """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""
         found: Hoists = hoists(root)
         block = emit(Scope(self.spec, self.names, self.bound, set(self.taken)), [root], [None])
         hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column)]
@@ -237,7 +248,7 @@ class _Hoisting:
         function = _Function(
             name=name,
             parameters=", ".join(parameters),
-            doc=_formula(root, self.names),
+            doc=_formula(meaning, self.names),
             statements=tuple(block.statements),
             result=block.results[0],
         )

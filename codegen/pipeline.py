@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flexc.codegen.module import GeneratedKernel, forward_module
-from flexc.codegen.plan import make_plan
+from flexc.codegen.plan import NOTHING, make_plan
 from flexc.codegen.target import Target
+from flexc.codegen.tiles import Tiles
 from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
 
@@ -17,6 +18,7 @@ def lower(
     *,
     options: Mapping[str, object] | None = None,
     sources: tuple[ModSource, ...] = (),
+    skip: Mapping[Tiles, str] = NOTHING,
 ) -> GeneratedKernel:
     """The generated kernel for `spec` on `target`.
 
@@ -30,5 +32,5 @@ def lower(
     Raises:
         UnknownOption, NoFeasiblePlan: see `make_plan`.
     """
-    plan = make_plan(spec, target, options)
+    plan = make_plan(spec, target, options, skip=skip)
     return forward_module(spec, plan, sources)

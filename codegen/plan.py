@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
@@ -47,12 +48,19 @@ class KernelPlan:
         return f"{self.target.name} {' '.join(parts)}"
 
 
+NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
 _PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
-def make_plan(spec: AttentionSpec, target: Target, options: Mapping[str, object] | None = None) -> KernelPlan:
-    """The plan for `spec` on `target`. `options` override decisions.
+def make_plan(
+    spec: AttentionSpec,
+    target: Target,
+    options: Mapping[str, object] | None = None,
+    *,
+    skip: Mapping[Tiles, str] = NOTHING,
+) -> KernelPlan:
+    """The plan for `spec` on `target`. `options` override; `skip` are tiles that proved bad, and how.
 
     Raises:
         UnknownOption: an option that no plan has, or a value that it can't take.
@@ -60,7 +68,7 @@ def make_plan(spec: AttentionSpec, target: Target, options: Mapping[str, object]
     """
     options = dict(options or {})
     wanted = {name: _tile_option(name, options.pop(name)) for name in _TILE_OPTIONS if name in options}
-    tiles, why_tiles = choose_tiles(spec, target, wanted)
+    tiles, why_tiles = choose_tiles(spec, target, wanted, skip)
     precision, why_precision = _precision(spec, options.pop("precision", None))
     fast_tanh, why_tanh = _fast_tanh(spec, options.pop("fast_tanh", None))
     if options:

@@ -58,17 +58,21 @@ _LADDER = tuple(
 )
 
 
-def choose_tiles(spec: AttentionSpec, target: Target, wanted: Mapping[str, int]) -> tuple[Tiles, Reasons]:
+def choose_tiles(
+    spec: AttentionSpec, target: Target, wanted: Mapping[str, int], skip: Mapping[Tiles, str]
+) -> tuple[Tiles, Reasons]:
     """The first candidate that fits `target` and the blocks of the user's map, with the reasons.
+
+    `skip` are candidates that proved bad when they were compiled, and how.
 
     Raises:
         NoFeasiblePlan: none fits with the sizes that `wanted` fixes; the message lists each and its need.
     """
     tried: list[str] = []
     for tiles, origin in _candidates(spec, target, wanted):
-        problem = misfit(spec, target, tiles)
+        problem = skip.get(tiles) or misfit(spec, target, tiles)
         if problem is None:
-            return tiles, _reasons(spec, target, tiles, origin, wanted)
+            return tiles, _reasons(spec, target, tiles, _origin(origin, skip), wanted)
         tried.append(
             f"{tiles.block_q}x{tiles.block_kv}, {tiles.num_warps} warps, {tiles.num_stages} stages: {problem}"
         )
@@ -76,6 +80,13 @@ def choose_tiles(spec: AttentionSpec, target: Target, wanted: Mapping[str, int])
         f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(dict.fromkeys(tried)),
         hint="leave out the options, or ask for smaller tiles and fewer stages",
     )
+
+
+def _origin(origin: str, skip: Mapping[Tiles, str]) -> str:
+    tried = "; ".join(
+        f"{t.block_q}x{t.block_kv} with {t.num_warps} warps had {why}" for t, why in skip.items()
+    )
+    return f"{origin} ({tried})" if tried else origin
 
 
 def _candidates(

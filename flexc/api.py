@@ -154,7 +154,8 @@ def attention(
         check_out(out, q, v)
     mods, values, block_map = resolve(score_mod, mask_mod, block_mask)
     if block_map is not None and block_mask is not None:
-        check_block_map(block_map.q_len, block_map.kv_len, *block_mask.shape[:2], q, k)
+        batch, heads = block_mask.shape[:2]
+        check_block_map(block_map.q_len, block_map.kv_len, batch, heads, q, k)
     if values:
         check_captures(tuple(c.name for c in mods.captures), values, q.device)
     call = AttentionCall(

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from flexc._version import __version__
 from flexc.artifact import Artifact
 from flexc.codegen.arguments import Argument
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import Target, target_named
+from flexc.codegen.tiles import Tiles
+from flexc.errors import NoFeasiblePlan
 from flexc.ir.graph import ModSource
 from flexc.ir.printer import digest, to_text
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
+
+if TYPE_CHECKING:
+    from flexc.compiler import MachineCode
 
 Options = tuple[tuple[str, object], ...]
 
 _built: dict[tuple[AttentionSpec, str, Options], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
+_TRIES = 4
+"""How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
 """How many kernels this process has compiled; tests count with it."""
 
@@ -64,6 +73,20 @@ def _find_or_build(
     )
 
 
+@lru_cache(maxsize=1)
+def _generator() -> str:
+    """Equal for equal generators: a kernel of another version, or of edited templates, is not used again."""
+    import flexc.codegen
+    import flexc.templates
+
+    texts = [__version__]
+    for package in (flexc.codegen, flexc.templates):
+        for folder in package.__path__:
+            files = sorted(f for f in Path(folder).iterdir() if f.suffix in (".py", ".jinja"))
+            texts += [f.name + f.read_text() for f in files]
+    return digest(*texts)
+
+
 def kernel_digest(spec: AttentionSpec, plan_key: str) -> str:
     """Equal for kernels that compute the same in the same way, whatever versions made them."""
     graphs = [to_text(root) if root is not None else "" for root in (spec.score, spec.mask)]
@@ -92,15 +115,9 @@ def _build(
     key: str,
     scratch: Path,
 ) -> Artifact:
-    global compilations
-    from flexc.codegen.pipeline import lower
-    from flexc.compiler import compile_file, parameter_count
+    from flexc.compiler import parameter_count
 
-    generated = lower(spec, target, options=options, sources=sources)
-    path = scratch / "kernel.py"
-    path.write_text(generated.source)
-    compilations += 1
-    code = compile_file(path, generated)
+    generated, code = _best(spec, target, options, sources, scratch)
     return Artifact(
         key=key,
         description=spec.describe(),
@@ -121,6 +138,42 @@ def _build(
         flexc_version=__version__,
         triton_version=code.triton_version,
     )
+
+
+def _best(
+    spec: AttentionSpec,
+    target: Target,
+    options: Mapping[str, object],
+    sources: tuple[ModSource, ...],
+    scratch: Path,
+) -> tuple[GeneratedKernel, MachineCode]:
+    """The first planned kernel that spills nothing, or the one of a few that spills least."""
+    global compilations
+    from flexc.codegen.pipeline import lower
+    from flexc.compiler import compile_file
+    from flexc.toolchain import resources_of_cubin
+
+    skip: dict[Tiles, str] = {}
+    best: tuple[int, GeneratedKernel, MachineCode] | None = None
+    while best is None or (best[0] and len(skip) < _TRIES):
+        try:
+            generated = lower(spec, target, options=options, sources=sources, skip=skip)
+        except NoFeasiblePlan:
+            if best is None:
+                raise
+            break
+        path = scratch / f"kernel_{len(skip)}.py"
+        path.write_text(generated.source)
+        compilations += 1
+        code = compile_file(path, generated)
+        spills = resources_of_cubin(code.cubin).spills
+        if code.shared > target.shared_memory:
+            skip[generated.plan.tiles] = f"{code.shared} bytes of shared memory"
+            continue
+        if best is None or spills < best[0]:
+            best = (spills, generated, code)
+        skip[generated.plan.tiles] = f"{spills} bytes of spilled registers"
+    return best[1], best[2]
 
 
 def _explanation(generated: GeneratedKernel, spec: AttentionSpec) -> str:

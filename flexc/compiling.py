@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from flexc.callspec import STORAGE, unit_strides
 from flexc.check import MAX_HEAD_DIM
 from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
-from flexc.callspec import STORAGE, unit_strides
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
 from flexc.resolve import resolve

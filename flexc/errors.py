@@ -129,11 +129,11 @@ class TraceError(FlexcError):
 
 
 class BranchOnTracedValue(TraceError, TypeError):
-    """Python control flow (`if`, `and`, `or`, `not`, `in`, `min`, `while`) asked a traced value for its truth."""
+    """Python control flow (`if`, `and`, `not`, `in`, `min`, `while`) asked a traced value for its truth."""
 
 
 class ConvertTracedValue(TraceError, TypeError):
-    """A traced value was turned into a Python number, index or array: `int(q_idx)`, `.item()`, `range(q_idx)`."""
+    """A traced value was turned into a Python number or array: `int(q_idx)`, `.item()`, `range(q_idx)`."""
 
 
 class DataDependentValue(TraceError, TypeError):
@@ -173,7 +173,7 @@ class MutationInMod(TraceError, TypeError):
 
 
 class UnsupportedCapture(TraceError, TypeError):
-    """A mod reads something from outside that has no form in a kernel: a complex or sparse tensor, a huge integer."""
+    """A mod reads what has no form in a kernel: a complex or sparse tensor, an integer of over 64 bits."""
 
 
 class MaskTruthValue(FlexcError, TypeError):

@@ -16,7 +16,7 @@ from flexc.errors import BackendUnavailable, InternalError
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`registers` and `spills` (bytes of local memory) a thread; `shared_memory` (bytes) and `warps` a block."""
+    """`registers` and `spills` (bytes of local memory) a thread; `shared_memory` (bytes), `warps` a block."""
 
     registers: int
     spills: int
@@ -53,11 +53,16 @@ def disassemble(cubin: bytes) -> str:
     return _run("nvdisasm", "-c", cubin=cubin)
 
 
-def resources_of(artifact: Artifact) -> Resources:
-    """What the kernel takes of the hardware, as the machine code says."""
-    text = _run("cuobjdump", "-res-usage", cubin=artifact.cubin)
+def resources_of_cubin(cubin: bytes, *, shared: int = 0, warps: int = 0) -> Resources:
+    """What a kernel takes, as its machine code says; that does not know the dynamic `shared` memory."""
+    text = _run("cuobjdump", "-res-usage", cubin=cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if found is None:
         raise InternalError(f"cuobjdump said nothing of resources: {text.strip()}")
     registers, stack, static, local = map(int, found.groups())
-    return Resources(registers, stack + local, artifact.shared + static, artifact.num_warps)
+    return Resources(registers, stack + local, shared + static, warps)
+
+
+def resources_of(artifact: Artifact) -> Resources:
+    """What a compiled kernel takes of the hardware."""
+    return resources_of_cubin(artifact.cubin, shared=artifact.shared, warps=artifact.num_warps)

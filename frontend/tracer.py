@@ -43,7 +43,7 @@ def number_storage(value: int | float | bool) -> Storage | None:
         return Storage.BOOL
     if isinstance(value, float):
         return Storage.FP32
-    if -(2**31) <= value < 2**31:
+    if -(2**30) < value < 2**30:  # kernels may add an index to it without overflow
         return Storage.I32
     return Storage.I64 if -(2**63) <= value < 2**63 else None
 

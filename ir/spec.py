@@ -13,8 +13,8 @@ from flexc.ir.types import Storage
 class AttentionSpec:
     """A call, less what may change without a new kernel: lengths, batch, heads, strides, values, block maps.
 
-    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map`: whether the tiles
-    to visit come from a block map; otherwise all of them are visited.
+    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map`: the tiles to
+    visit come from a block map; otherwise all of them are visited.
     """
 
     score: Expr | None

@@ -1,8 +1,6 @@
-"""Every mod of the corpus compiles to machine code for three generations, without a GPU and without spills."""
+"""Every mod of the corpus compiles for three generations, without a GPU and without spills."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +9,6 @@ from tests.mods import Entry, corpus
 
 ENTRIES = [pytest.param(entry, id=name) for name, entry in corpus().items()]
 MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async", "sm100": "tcgen05.mma"}
-
-
-@pytest.fixture(autouse=True)
-def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "flexc"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -1,4 +1,4 @@
-"""Triton decides when it is imported whether kernels are interpreted, so these tests have a process of their own.
+"""Triton decides on import whether kernels are interpreted, so these tests have a process of their own.
 
 `make test` runs them with TRITON_INTERPRET=1; without it they are not collected.
 """
