@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
-from flexc.errors import UnknownOption
+from flexc.errors import NoFeasiblePlan, UnknownOption
 from flexc.ir.expr import topological
 from flexc.ir.ops import Op
 from flexc.ir.spec import AttentionSpec
@@ -50,7 +50,9 @@ class KernelPlan:
 
 NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
-_PRECISIONS = ("ieee", "tf32", "tf32x3")
+_ASKED = "asked for"
+_SPLIT = "tf32x3"
+_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
 
 
 def make_plan(
@@ -68,8 +70,14 @@ def make_plan(
     """
     options = dict(options or {})
     wanted = {name: _tile_option(name, options.pop(name)) for name in _TILE_OPTIONS if name in options}
-    tiles, why_tiles = choose_tiles(spec, target, wanted, skip)
     precision, why_precision = _precision(spec, options.pop("precision", None))
+    try:
+        tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
+    except NoFeasiblePlan:
+        if precision != _SPLIT or why_precision == _ASKED:
+            raise
+        precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
+        tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     fast_tanh, why_tanh = _fast_tanh(spec, options.pop("fast_tanh", None))
     if options:
         raise UnknownOption(
@@ -110,12 +118,12 @@ def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
     if wanted is not None:
         if wanted not in _PRECISIONS or not isinstance(wanted, str):
             raise UnknownOption(f"option precision is {wanted!r}", hint=f"one of {', '.join(_PRECISIONS)}")
-        return wanted, "asked for"
+        return wanted, _ASKED
     if spec.q_storage is not Storage.FP32:
         return "ieee", "16-bit products are exact in the fp32 accumulator"
     if spec.allow_tf32:
         return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
-    return "tf32x3", "fp32 accuracy from three TF32 products, several times faster than the general units"
+    return _SPLIT, "fp32 accuracy from split operands on the matrix units, faster than the general units"
 
 
 def _fast_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:

@@ -24,6 +24,8 @@ class Target:
     capability: int
     shared_memory: int
     matrix_unit: MatrixUnit
+    tensor_memory: int = 0
+    """Columns of tensor memory that one block may use."""
     registers_per_thread: int = 255
     registers_per_block: int = 65536
 
@@ -36,8 +38,8 @@ TARGETS: dict[str, Target] = {
         Target("sm86", 86, 99 * _KIB, MatrixUnit.MMA_SYNC),
         Target("sm89", 89, 99 * _KIB, MatrixUnit.MMA_SYNC),
         Target("sm90", 90, 227 * _KIB, MatrixUnit.WGMMA),
-        Target("sm100", 100, 227 * _KIB, MatrixUnit.TCGEN05),
-        Target("sm103", 103, 227 * _KIB, MatrixUnit.TCGEN05),
+        Target("sm100", 100, 227 * _KIB, MatrixUnit.TCGEN05, 512),
+        Target("sm103", 103, 227 * _KIB, MatrixUnit.TCGEN05, 512),
         Target("sm120", 120, 99 * _KIB, MatrixUnit.MMA_SYNC),
     )
 }

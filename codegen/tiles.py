@@ -59,25 +59,38 @@ _LADDER = tuple(
 
 
 def choose_tiles(
-    spec: AttentionSpec, target: Target, wanted: Mapping[str, int], skip: Mapping[Tiles, str]
+    spec: AttentionSpec,
+    target: Target,
+    precision: str,
+    wanted: Mapping[str, int],
+    skip: Mapping[Tiles, str],
 ) -> tuple[Tiles, Reasons]:
     """The first candidate that fits `target` and the blocks of the user's map, with the reasons.
 
-    `skip` are candidates that proved bad when they were compiled, and how.
+    If none has registers enough, the first that only lacks those: it will spill. `skip` are candidates that
+    proved bad when they were compiled, and how.
 
     Raises:
         NoFeasiblePlan: none fits with the sizes that `wanted` fixes; the message lists each and its need.
     """
-    tried: list[str] = []
+    tried: dict[Tiles, str] = {}
+    spilling: tuple[Tiles, str] | None = None
     for tiles, origin in _candidates(spec, target, wanted):
-        problem = skip.get(tiles) or misfit(spec, target, tiles)
+        problem = skip.get(tiles) or misfit(spec, target, precision, tiles)
         if problem is None:
-            return tiles, _reasons(spec, target, tiles, _origin(origin, skip), wanted)
-        tried.append(
-            f"{tiles.block_q}x{tiles.block_kv}, {tiles.num_warps} warps, {tiles.num_stages} stages: {problem}"
-        )
+            problem = _too_few_registers(spec, target, tiles)
+            if problem is None:
+                return tiles, _reasons(spec, target, precision, tiles, _origin(origin, skip), wanted)
+            spilling = spilling or (tiles, f"{origin}, though it may spill ({problem})")
+        tried[tiles] = problem
+    if spilling is not None:
+        return spilling[0], _reasons(spec, target, precision, *spilling, wanted)
+    listed = [
+        f"{t.block_q}x{t.block_kv}, {t.num_warps} warps, {t.num_stages} stages: {why}"
+        for t, why in tried.items()
+    ]
     raise NoFeasiblePlan(
-        f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(dict.fromkeys(tried)),
+        f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(listed),
         hint="leave out the options, or ask for smaller tiles and fewer stages",
     )
 
@@ -111,21 +124,23 @@ def _limited(spec: AttentionSpec, tiles: Tiles, wanted: Mapping[str, int]) -> Ti
     return replace(tiles, block_q=block_q, block_kv=block_kv, num_warps=warps)
 
 
-def misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
+def misfit(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> str | None:
     """Why `tiles` can't serve `spec` on `target`; None if they can."""
     if spec.max_block_q % tiles.block_q or spec.max_block_kv % tiles.block_kv:
         return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
-    needed = shared_memory(spec, target, tiles)
+    needed = shared_memory(spec, target, precision, tiles)
     if needed > target.shared_memory:
         return f"{needed} bytes of shared memory, {target.shared_memory} there"
-    registers = registers_per_thread(spec, target, tiles)
-    limit = min(target.registers_per_thread, target.registers_per_block // (32 * tiles.num_warps))
-    if registers > limit:
-        return f"about {registers} registers a thread, {limit} there"
     return None
 
 
-def shared_memory(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
+def _too_few_registers(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
+    registers = registers_per_thread(spec, target, tiles)
+    limit = min(target.registers_per_thread, target.registers_per_block // (32 * tiles.num_warps))
+    return f"about {registers} registers a thread, {limit} there" if registers > limit else None
+
+
+def shared_memory(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> int:
     """Bytes of shared memory that a block will need, at least what Triton takes (tests compare the two)."""
     dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
     size = spec.q_storage.itemsize
@@ -138,6 +153,8 @@ def shared_memory(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
     scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 512
     if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05:
         scratch += tiles.block_q * tiles.block_kv * size  # the weights pass through shared memory
+    if spec.q_storage is Storage.FP32 and precision not in ("ieee", "tf32"):
+        scratch += q + step // 2  # the remainders of the split operands
     return q + rings + scratch
 
 
@@ -167,9 +184,9 @@ def _element_loads(spec: AttentionSpec) -> int:
 
 
 def _reasons(
-    spec: AttentionSpec, target: Target, tiles: Tiles, origin: str, wanted: Mapping[str, int]
+    spec: AttentionSpec, target: Target, precision: str, tiles: Tiles, origin: str, wanted: Mapping[str, int]
 ) -> Reasons:
-    shared = shared_memory(spec, target, tiles)
+    shared = shared_memory(spec, target, precision, tiles)
     fit = f"at most {shared} of {target.shared_memory} bytes of shared memory"
     reasons = {
         "block_q": f"{origin} for a head dimension of {spec.head_dim}",

@@ -28,7 +28,7 @@ Options = tuple[tuple[str, object], ...]
 _built: dict[tuple[AttentionSpec, str, Options], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
-_TRIES = 4
+_TRIES = 3
 """How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
 """How many kernels this process has compiled; tests count with it."""
@@ -155,7 +155,8 @@ def _best(
 
     skip: dict[Tiles, str] = {}
     best: tuple[int, GeneratedKernel, MachineCode] | None = None
-    while best is None or (best[0] and len(skip) < _TRIES):
+    tries = 0
+    while best is None or (best[0] and tries < _TRIES):
         try:
             generated = lower(spec, target, options=options, sources=sources, skip=skip)
         except NoFeasiblePlan:
@@ -166,14 +167,23 @@ def _best(
         path.write_text(generated.source)
         compilations += 1
         code = compile_file(path, generated)
-        spills = resources_of_cubin(code.cubin).spills
-        if code.shared > target.shared_memory:
-            skip[generated.plan.tiles] = f"{code.shared} bytes of shared memory"
-            continue
-        if best is None or spills < best[0]:
-            best = (spills, generated, code)
-        skip[generated.plan.tiles] = f"{spills} bytes of spilled registers"
+        problem = _too_large(code, target)
+        if problem is None:
+            tries += 1
+            spills = resources_of_cubin(code.cubin).spills
+            problem = f"{spills} bytes of spilled registers"
+            if best is None or spills < best[0]:
+                best = (spills, generated, code)
+        skip[generated.plan.tiles] = problem
     return best[1], best[2]
+
+
+def _too_large(code: MachineCode, target: Target) -> str | None:
+    if code.shared > target.shared_memory:
+        return f"{code.shared} bytes of shared memory"
+    if code.tensor_memory > target.tensor_memory:
+        return f"{code.tensor_memory} columns of tensor memory"
+    return None
 
 
 def _explanation(generated: GeneratedKernel, spec: AttentionSpec) -> str:

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """What Triton made of a generated file. `shared` is bytes of dynamic shared memory a block."""
+    """What Triton made of a generated file.
+
+    `shared` is bytes of dynamic shared memory a block, `tensor_memory` columns of Blackwell's tensor memory.
+    """
 
     cubin: bytes
     ptx: str
     ttgir: str
     name: str
     shared: int
+    tensor_memory: int
     num_warps: int
     triton_version: str
 
@@ -89,6 +93,7 @@ def _machine_code(compiled: Any) -> MachineCode:
         ttgir=compiled.asm["ttgir"],
         name=metadata.name,
         shared=metadata.shared,
+        tensor_memory=getattr(metadata, "tmem_size", 0) or 0,
         num_warps=metadata.num_warps,
         triton_version=triton_version(),
     )

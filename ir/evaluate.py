@@ -78,12 +78,19 @@ def _is_numpy(env: Env) -> bool:
 
 
 def _number(env: Env, value: Any, dtype: DType) -> Array:
-    """A 0-dim array. On torch it stays on the CPU, where it mixes with tensors of any device."""
+    """A 0-dim array, on torch where the inputs are."""
     target = dtype_of(env, dtype)
     if dtype.is_integer:
         bits = 32 if dtype is DType.I32 else 64
         value = (int(value) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
-    return target(value) if _is_numpy(env) else env.xp.tensor(value, dtype=target)
+    if _is_numpy(env):
+        return target(value)
+    return env.xp.full((), value, dtype=target, device=_device(env))
+
+
+def _device(env: Env) -> Any:
+    """Where the first tensor among the inputs lies; the CPU where there is none."""
+    return next((x.device for x in env.inputs.values() if hasattr(x, "device")), "cpu")
 
 
 def _const(env: Env, node: Expr) -> Array:

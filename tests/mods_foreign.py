@@ -217,10 +217,12 @@ def hf_blockwise(s: Setting) -> Any:
     return hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(groups))
 
 
-@register("mask", "transformers")
-def hf_remapped_positions(s: Setting) -> Any:
-    positions = (torch.arange(s.kv_len, device=s.device) % 41).repeat(s.batch, 1)
-    return hf.remap_positions_for_packed_sequence(hf.causal_mask_function, positions)
+if hasattr(hf, "remap_positions_for_packed_sequence"):  # newer than the transformers of some machines
+
+    @register("mask", "transformers")
+    def hf_remapped_positions(s: Setting) -> Any:
+        positions = (torch.arange(s.kv_len, device=s.device) % 41).repeat(s.batch, 1)
+        return hf.remap_positions_for_packed_sequence(hf.causal_mask_function, positions)
 
 
 @register("mask", "transformers", q_len=29, kv_len=107)
