@@ -31,7 +31,7 @@ class Source(Enum):
     CAPTURE_SIZE = "capture_size"
     SCALAR = "scalar"
     MAP_OFFSETS = "map_offsets"
-    MAP_RUNS = "map_runs"
+    MAP_STRETCHES = "map_stretches"
     MAP_STRIDE_B = "map_stride_b"
     MAP_STRIDE_H = "map_stride_h"
     MAP_BLOCK_Q = "map_block_q"
@@ -59,30 +59,42 @@ class Argument:
     divisible: bool = False
 
 
-# Names that the templates use.
-_RESERVED = {
+# Names that generated files use besides those of the mods' captures.
+RESERVED = frozenset({
     "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "q_idx", "kv_idx", "q_len", "kv_len",
     "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
-    "in_range", "masked", "run", "map_row", "first_run", "end_run", "kv_first", "kv_end", "kv_start",
-    "out", "out_tile", "lse", "lse_row", "range", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM", "PADDED_DIM_V",
-    "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "FULL", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
+    "in_range", "allowed", "stretch", "at", "full_first", "full_end", "map_row", "first_stretch",
+    "end_stretch", "whole_end", "kv_first", "kv_end", "kv_start",
+    "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM", "PADDED_DIM_V",
+    "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
     "tanh", "power", "online_softmax", "score_mod", "mask_mod", "attention_forward",
-}  # fmt: skip
+    "q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr", "sinks_ptr", "map_offsets_ptr", "map_stretches_ptr",
+    "map_stride_b", "map_stride_h", "map_block_q", "map_block_kv",
+    *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
+})  # fmt: skip
 
 
 def capture_names(captures: tuple[Capture, ...]) -> tuple[str, ...]:
-    """A distinct Python identifier for each capture, near the user's own name for it."""
+    """An identifier for each capture, near the user's own name for it; what is derived from it is distinct too."""
     names: list[str] = []
+    taken = set(RESERVED)
     for capture in captures:
-        name = re.sub(r"\W+", "_", capture.name).strip("_") or "captured"
-        if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED:
+        name = re.sub(r"\W+", "_", capture.name, flags=re.ASCII).strip("_") or "captured"
+        if name[0].isdigit() or keyword.iskeyword(name) or name in RESERVED:
             name = f"user_{name}"
         base, n = name, 2
-        while name in names:
+        while taken & (used := _derived(name, capture.rank or 0)):
             name, n = f"{base}_{n}", n + 1
+        taken |= used
         names.append(name)
     return tuple(names)
+
+
+def _derived(name: str, rank: int) -> set[str]:
+    """The names that `capture_arguments` may make of one."""
+    sizes = {f"{name}_{fact}_{d}" for fact in ("stride", "size") for d in range(rank)}
+    return {name, f"{name}_ptr", *sizes}
 
 
 def scalar_type(storage: Storage) -> str:
@@ -138,7 +150,7 @@ def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argu
         tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
     block_map = [
         Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
-        Argument("map_runs_ptr", "*i32", Source.MAP_RUNS),
+        Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
         Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
         Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
         Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),

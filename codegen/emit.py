@@ -60,6 +60,8 @@ _CALL: dict[Op, str] = {
     Op.FLOOR: "tl.floor",
     Op.WHERE: "tl.where",
 }
+# Triton's own forms of these are off by a place or two.
+_EXACT: dict[Op, str] = {Op.DIV: "tl.div_rn", Op.SQRT: "tl.sqrt_rn"}
 _PREFIX: dict[Op, str] = {Op.NEG: "-", Op.NOT: "~", Op.BIT_NOT: "~"}
 # Ops that Triton has no expression for: a function of the generated file does them (templates/_math.jinja).
 HELPERS: dict[Op, str] = {
@@ -95,13 +97,14 @@ class Block:
 class Scope:
     """What a graph is emitted into: the spec, the captures' names, and nodes that already have names.
 
-    `taken` are the names in use, to which new ones are added.
+    `taken` are the names in use, to which new ones are added; `exact` are nodes to be rounded correctly.
     """
 
     spec: AttentionSpec
     names: tuple[str, ...]
     bound: Mapping[Expr, str]
     taken: set[str]
+    exact: frozenset[Expr] = frozenset()
 
 
 def emit(scope: Scope, roots: Sequence[Expr], results: Sequence[str | None]) -> Block:
@@ -174,6 +177,8 @@ class _Writer:
         special = _SPECIAL.get(node.op)
         if special is not None:
             return special(self, node)
+        if node.op in _EXACT and node in self.scope.exact:
+            return f"{_EXACT[node.op]}({', '.join(self.known[arg][0] for arg in node.args)})", _ATOM
         if node.op in _INFIX:
             return self._infix(node)
         if node.op in _PREFIX:

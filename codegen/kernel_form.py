@@ -5,8 +5,6 @@ They change a float by at most its last place; integers stay exact.
 
 from __future__ import annotations
 
-import math
-
 from flexc.ir import build
 from flexc.ir.expr import Expr, rebuild, topological, with_args
 from flexc.ir.ops import COMPARISONS, Input, Op
@@ -56,17 +54,36 @@ def _is_short(index: Expr) -> bool:
     )
 
 
+def decisive(*roots: Expr) -> frozenset[Expr]:
+    """Nodes whose last place may decide something: a comparison, a floor, a sign, an index.
+
+    `49 * (1 / 49)` is below 1 in floats, so `floor(q_idx / 49)` needs the quotient itself.
+    """
+    deciding = [node for node in topological(*roots) if _decides(node)]
+    return frozenset(topological(*(arg for node in deciding for arg in node.args)))
+
+
+def _decides(node: Expr) -> bool:
+    if node.op is Op.CAST:
+        return node.args[0].dtype.is_float
+    return node.op in COMPARISONS or node.op in (Op.FLOOR, Op.SIGN)
+
+
 def multiply_by_reciprocals(root: Expr) -> Expr:
-    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level: fewer divisions."""
+    """`x / d` becomes `x * (1 / d)` where `d` is known at a lower level: fewer divisions.
+
+    Not where the last place may decide something.
+    """
     levels = place(root)
+    exact = decisive(root)
 
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        if node.op is not Op.DIV or node.args[0].op is Op.CONST:
+        if node.op is not Op.DIV or node.args[0].op is Op.CONST or node in exact:
             return with_args(node, args)
         numerator, divisor = args
         if divisor.op is Op.CONST:
             value = divisor.attr
-            if isinstance(value, float) and value != 0 and math.isfinite(value) and math.isfinite(1 / value):
+            if isinstance(value, float) and 1e-37 < abs(value) < 1e37:  # the reciprocal is a normal float
                 return build.binary(Op.MUL, numerator, build.const(1 / value))
         elif levels[node.args[1]] is not Placement.ELEMENT and levels[node] is Placement.ELEMENT:
             return build.binary(Op.MUL, numerator, build.binary(Op.DIV, build.const(1.0), divisor))

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flexc._version import __version__
-from flexc.codegen.arguments import Argument, capture_names, forward_arguments
+from flexc.codegen.arguments import RESERVED, Argument, capture_names, forward_arguments
 from flexc.codegen.emit import LINE_LENGTH, Scope, emit, hoisted_name
 from flexc.codegen.kernel_form import (
+    decisive,
     fold_scale,
     multiply_by_reciprocals,
     separate_comparisons,
@@ -17,7 +18,6 @@ from flexc.codegen.kernel_form import (
 )
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.render import render
-from flexc.ir.blockmap import TileKind
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
@@ -91,7 +91,9 @@ class _Forward:
     score_scale: str
     q_mask: str
     k_mask: str
+    k_mask_whole: str
     v_mask: str
+    v_mask_whole: str
     out_mask: str
     convert_k: bool
     convert_v: bool
@@ -164,6 +166,8 @@ def _view(
         score_scale=scale,
         q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
         k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
+        k_mask_whole=", mask=(dims < HEAD_DIM)[:, None], other=0.0" if pad else "",
+        v_mask_whole=", mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0" if pad_v else "",
         v_mask="in_range[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
         out_mask=in_row + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
         convert_k=spec.k_storage is not spec.q_storage,
@@ -207,8 +211,9 @@ class _Hoisting:
     ) -> None:
         self.spec = spec
         self.names = names
-        self.taken = taken | set(names)
+        self.taken = taken | RESERVED | set(names)
         self.bound: dict[Expr, str] = {}
+        self.exact = decisive(*roots)
         self.helpers: set[str] = set()
         self.inputs: set[Input] = set()
         found = hoists(*roots)
@@ -218,11 +223,14 @@ class _Hoisting:
     def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
         nodes = [node for node in nodes if node not in self.bound]
         results = [hoisted_name(node, self.names, self.taken, stem) for node in nodes]
-        block = emit(Scope(self.spec, self.names, self.bound, self.taken), nodes, results)
+        block = emit(self._scope(self.taken), nodes, results)
         self.bound.update(zip(nodes, results, strict=True))
         self.helpers |= block.helpers
         self.inputs |= block.inputs
         return tuple(block.statements)
+
+    def _scope(self, taken: set[str]) -> Scope:
+        return Scope(self.spec, self.names, self.bound, taken, self.exact)
 
     def column_lines(self, root: Expr | None) -> tuple[str, ...]:
         """The statements of the kv loop for `root`, less what an earlier root had computed."""
@@ -232,14 +240,14 @@ class _Hoisting:
         """The softmax scale times `factor`."""
         if factor in self.bound:
             return f"scale * {self.bound[factor]}"
-        block = emit(Scope(self.spec, self.names, self.bound, self.taken), [factor], [None])
+        block = emit(self._scope(self.taken), [factor], [None])
         self.helpers |= block.helpers
         return f"scale * {block.results[0]}"
 
     def element(self, name: str, root: Expr, meaning: Expr) -> _Element:
         """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""
         found: Hoists = hoists(root)
-        block = emit(Scope(self.spec, self.names, self.bound, set(self.taken)), [root], [None])
+        block = emit(self._scope(set(self.taken)), [root], [None])
         hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column)]
         text = "\n".join([*block.statements, *block.results])
         parameters = [i.value for i in Input if i in block.inputs]
@@ -280,8 +288,6 @@ def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[_Constant, ...]:
     if plan.padded_dim_v != spec.head_dim_v:
         constants.append(_Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
     constants.append(_Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
-    if spec.blocks_from_map:
-        constants.append(_Constant("FULL", int(TileKind.FULL), "kind of a run whose pairs are all allowed"))
     constants.append(_Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"))
     if spec.return_lse:
         constants.append(_Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))

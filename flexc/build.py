@@ -67,7 +67,7 @@ def _find_or_build(
 
     return Kernel(
         cache.get_or_build(
-            digest(same, __version__, triton_version()),
+            digest(same, _generator(), triton_version()),
             lambda scratch: _build(spec, target, options, sources, same, scratch),
         )
     )
