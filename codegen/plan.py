@@ -24,7 +24,7 @@ class KernelPlan:
     padded_dim: int
     padded_dim_v: int
     precision: str
-    """`input_precision` of the matrix products: "ieee", "tf32" or "tf32x3"; 16-bit inputs ignore it."""
+    """Of fp32 matrix products, as Triton names it: "ieee", "tf32", "tf32x3" or "bf16x6"."""
     fast_tanh: bool
     rescue_nan: bool
     """Whether the kernel can repeat a tile with unseen values zeroed, after a NaN came out of it."""
@@ -51,7 +51,7 @@ class KernelPlan:
 NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
 _ASKED = "asked for"
-_SPLIT = "tf32x3"
+_SPLIT = "bf16x6"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
 
 
@@ -123,7 +123,10 @@ def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
         return "ieee", "16-bit products are exact in the fp32 accumulator"
     if spec.allow_tf32:
         return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
-    return _SPLIT, "fp32 accuracy from split operands on the matrix units, faster than the general units"
+    return (
+        _SPLIT,
+        "each operand split into three bf16: more exact than fp32 sums, faster than the general units",
+    )
 
 
 def _fast_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:

@@ -97,7 +97,7 @@ def run_kernel(
             raise UnsupportedDtype(
                 f"the kernel was made for {name} of type {takes[source][1:]}, not {x.dtype}"
             )
-    if (Source.MAP_RUNS in takes) != (block_map is not None):
+    if (Source.MAP_STRETCHES in takes) != (block_map is not None):
         raise BlockMaskMismatch(
             "the kernel visits the blocks of a mask" if block_map is None else "the kernel visits all blocks",
             hint="pass block_mask=mask.block_mask(...)" if block_map is None else "leave out block_mask",

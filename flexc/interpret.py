@@ -14,11 +14,12 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
 from flexc.ir.spec import AttentionSpec
+from flexc.ir.stretches import stretches
 from flexc.map_cache import effective_block_map
 from flexc.pack import Tensors, pack
 
-# The interpreter has no inline assembly; sm80's plan is the portable one.
-_OPTIONS = (("fast_tanh", False),)
+# The interpreter has no inline assembly, and multiplies fp32 as numpy does; sm80's plan is the portable one.
+_OPTIONS = (("fast_tanh", False), ("precision", "ieee"))
 
 
 def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -33,11 +34,11 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
     if programs == 0:
         return out, lse
     block_map = effective_block_map(call, tiles.block_q, tiles.block_kv) if spec.blocks_from_map else None
-    offsets = runs = None
+    offsets = walk = None
     if block_map is not None:
-        offsets, runs = torch.as_tensor(block_map.offsets), torch.as_tensor(block_map.runs)
+        offsets, walk = (torch.from_numpy(x) for x in stretches(block_map))
     sinks = None if call.sinks is None else call.sinks.float()
-    tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, runs)
+    tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, walk)
     entry[(programs,)](
         *pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x)
     )

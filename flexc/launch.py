@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flexc.ir.stretches import stretches
 from flexc.lru import LRU
 from flexc.pack import Tensors, pack
 
@@ -64,8 +65,7 @@ def _on_device(block_map: BlockMap, device: torch.device) -> tuple[torch.Tensor,
     key = (id(block_map), device.index)
     found = _uploaded.get(key)
     if found is None:
-        offsets = torch.as_tensor(block_map.offsets, dtype=torch.int32, device=device)
-        runs = torch.as_tensor(block_map.runs, dtype=torch.int32, device=device)
-        found = (block_map, offsets, runs)  # holding the map keeps its id its own
+        offsets, walk = (torch.from_numpy(x).to(device) for x in stretches(block_map))
+        found = (block_map, offsets, walk)  # holding the map keeps its id its own
         _uploaded.put(key, found)
     return found[1], found[2]

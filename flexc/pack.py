@@ -18,7 +18,7 @@ Value = torch.Tensor | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The tensors of a launch, all on its device; `map_offsets` and `map_runs` are int32."""
+    """The tensors of a launch, all on its device; `map_offsets` and `map_stretches` are int32."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -27,7 +27,7 @@ class Tensors:
     lse: torch.Tensor | None
     sinks: torch.Tensor | None
     map_offsets: torch.Tensor | None
-    map_runs: torch.Tensor | None
+    map_stretches: torch.Tensor | None
 
 
 def pack(
@@ -53,11 +53,11 @@ def pack(
         packed += [
             _captured(a, values[a.slot], q.device, address) for a in arguments if a.source in _CAPTURED
         ]
-    if block_map is not None and tensors.map_offsets is not None and tensors.map_runs is not None:
+    if block_map is not None and tensors.map_offsets is not None and tensors.map_stretches is not None:
         blocks = block_map.q_blocks
         packed += [
             address(tensors.map_offsets),
-            address(tensors.map_runs),
+            address(tensors.map_stretches),
             blocks * block_map.heads if block_map.batch > 1 else 0,
             blocks if block_map.heads > 1 else 0,
             block_map.block_q,
