@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -12,8 +11,11 @@ from flexc.call import AttentionCall
 from flexc.check import (
     check_block_map,
     check_captures,
+    check_is_tensor,
     check_no_gradients,
+    check_options,
     check_out,
+    check_scale,
     check_sinks,
     check_tensors,
 )
@@ -129,13 +131,37 @@ def attention(
     Raises:
         FlexcError: one subclass a mistake, before anything is launched.
     """
+    if torch.compiler.is_compiling():
+        from flexc import uncompiled
+
+        return uncompiled.attention(
+            q,
+            k,
+            v,
+            mask_mod=mask_mod,
+            score_mod=score_mod,
+            block_mask=block_mask,
+            scale=scale,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            return_lse=return_lse,
+            deterministic=deterministic,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            q_scale=q_scale,
+            out=out,
+            backend=backend,
+            options=options,
+        )
     key: Key | None = None
     plain = out is None and block_mask is None and dropout_p == 0.0 and q_scale is k_scale is v_scale is None
     if plain and backend in ("auto", "triton") and isinstance(q, torch.Tensor) and q.is_cuda:
         repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options)
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]
-    if torch.is_autocast_enabled(q.device.type):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_is_tensor(name, x)
+    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
     check_tensors(q, k, v)
@@ -165,12 +191,12 @@ def attention(
         mods=mods,
         values=values,
         block_map=block_map,
-        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        scale=check_scale(scale, q.shape[3]),
         sinks=sinks,
         return_lse=return_lse,
         out=out,
         allow_tf32=torch.backends.cuda.matmul.allow_tf32,
-        options=tuple(sorted(options.items())) if options else (),
+        options=check_options(options),
     )
     read_in_place = call.q is q and call.k is k and call.v is v
     result, lse = _run(call, backend, key if read_in_place else None)

@@ -67,6 +67,11 @@ def write(artifact: Artifact, folder: Path) -> None:
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
+    if folder.exists() and not (folder / METADATA).is_file() and not _is_empty(folder):
+        raise KernelFileError(
+            f"{folder} is there and holds no kernel: nothing was written, and nothing deleted",
+            hint="save to a new folder",
+        )
     try:
         os.replace(draft, folder)
     except (
@@ -76,6 +81,10 @@ def _put_in_place(draft: Path, folder: Path) -> None:
         os.replace(folder, retired / "kernel")
         os.replace(draft, folder)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _metadata(artifact: Artifact) -> dict[str, Any]:

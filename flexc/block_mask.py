@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -320,24 +321,39 @@ def create_block_mask(
         dq_kv_order: with that, rank by descending kv block.
 
     Raises:
-        InvalidBlockMask: a block size below 16 or a negative length.
+        InvalidBlockMask: a block size below 16, or a length that is no integer of 0 or more.
         NotAMod, TraceError: `mask_mod` is no mask, or can't be traced.
     """
     from flexc.ir.simplify import simplify
     from flexc.mods import as_mask_mod
 
+    if torch.compiler.is_compiling():
+        from flexc import uncompiled
+
+        return uncompiled.create_block_mask(
+            mask_mod,
+            B,
+            H,
+            Q_LEN,
+            KV_LEN,
+            device=device,
+            BLOCK_SIZE=BLOCK_SIZE,
+            _compile=_compile,
+            separate_full_blocks=separate_full_blocks,
+            compute_dq_write_order=compute_dq_write_order,
+            dq_kv_order=dq_kv_order,
+        )
     where = default_device() if device is None else torch.device(device)
     torch.empty(0, device=where)  # a device that is not there fails here, as in PyTorch
     block_q, block_kv = block_sizes(BLOCK_SIZE)
-    if Q_LEN < 0 or KV_LEN < 0:
-        raise InvalidBlockMask(f"lengths ({Q_LEN}, {KV_LEN}): a length can't be negative")
+    q_len, kv_len = _count("Q_LEN", Q_LEN), _count("KV_LEN", KV_LEN)
+    shape = (1 if B is None else _count("B", B), 1 if H is None else _count("H", H))
     trace = as_mask_mod(mask_mod).trace()
-    shape = (1 if B is None else B, 1 if H is None else H)
     block_map = block_map_for(
         simplify(trace.graph.root),
         trace.values,
-        q_len=Q_LEN,
-        kv_len=KV_LEN,
+        q_len=q_len,
+        kv_len=kv_len,
         batch=shape[0],
         heads=shape[1],
         block_q=block_q,
@@ -349,6 +365,17 @@ def create_block_mask(
         result.dq_kv_order_spt = dq_kv_order
         result._write_orders = result.rank_writes(dq_kv_order)
     return result
+
+
+def _count(name: str, value: object) -> int:
+    """A length or a number of batches or heads: any integer type, also a tensor's, from 0."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidBlockMask(f"{name} is {value!r}", hint=f"{name} is an integer") from None
+    if number < 0:
+        raise InvalidBlockMask(f"{name} is {number}: it can't be negative")
+    return number
 
 
 def _rows_of(block_map: BlockMap) -> Any:

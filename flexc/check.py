@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 
 from flexc.errors import (
@@ -9,7 +12,9 @@ from flexc.errors import (
     DeviceMismatch,
     NotDifferentiable,
     ShapeMismatch,
+    UnknownOption,
     UnsupportedDtype,
+    UnsupportedFeature,
     UnsupportedHeadDim,
 )
 
@@ -18,19 +23,49 @@ _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64
 _WIDTH = {torch.float64: 8, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
 
 
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Ranks, dtypes, devices and shapes of q, k and v.
+def check_is_tensor(name: str, x: object) -> None:
+    """`x` is a tensor of PyTorch. Raises UnsupportedDtype."""
+    if not isinstance(x, torch.Tensor):
+        raise UnsupportedDtype(
+            f"{name} must be a torch.Tensor, not {type(x).__name__}",
+            hint=f"torch.as_tensor({name})" if hasattr(x, "__len__") else None,
+        )
 
-    Raises ShapeMismatch, UnsupportedDtype, DeviceMismatch or UnsupportedHeadDim.
+
+def check_scale(scale: object, head_dim: int) -> float:
+    """The factor of the scores: `scale`, or `1 / sqrt(head_dim)` for None. Raises UnknownOption."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+        return float(scale)
+    try:
+        return float(scale)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UnknownOption(f"scale is {scale!r}", hint="a number, or None for 1 / sqrt(D)") from None
+
+
+def check_options(options: object) -> tuple[tuple[str, object], ...]:
+    """The options in the order of their names. Raises UnknownOption for what is no mapping of names."""
+    if options is None:
+        return ()
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise UnknownOption(f"options are {options!r}", hint='a dict of names, such as {"block_q": 64}')
+    return tuple(sorted(options.items()))
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Layouts, ranks, dtypes, devices and shapes of q, k and v.
+
+    Raises ShapeMismatch, UnsupportedDtype, UnsupportedFeature, DeviceMismatch or UnsupportedHeadDim.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise UnsupportedDtype(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.is_nested:
             raise ShapeMismatch(
                 f"{name} is a nested tensor",
                 hint="pad it, or pack the sequences and mask with flexc.masks.document",
             )
+        if x.layout is not torch.strided:
+            raise UnsupportedFeature(f"{name} has the layout {x.layout}", hint=f"{name}.to_dense()")
         if x.dim() != 4:
             raise ShapeMismatch(
                 f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}",
@@ -67,10 +102,10 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ShapeMismatch(
             f"q has head_dim {dim} and k has {k_dim}", hint="q and k need the same last dimension"
         )
-    for name, size in (("q and k", dim), ("v", v.shape[3])):
+    for names, size in (("q and k have", dim), ("v has", v.shape[3])):
         if not 1 <= size <= MAX_HEAD_DIM:
             raise UnsupportedHeadDim(
-                f"{name} have head_dim {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}"
+                f"{names} head_dim {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}"
             )
     if v.shape[:3] != k.shape[:3]:
         raise ShapeMismatch(
@@ -91,6 +126,7 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def check_sinks(sinks: torch.Tensor, q: torch.Tensor) -> None:
     """`sinks` is a floating (Hq,) tensor on the device of q."""
+    check_is_tensor("sinks", sinks)
     if tuple(sinks.shape) != (q.shape[1],):
         raise ShapeMismatch(
             f"sinks has shape {tuple(sinks.shape)}; q has {q.shape[1]} heads",
@@ -106,6 +142,7 @@ def check_sinks(sinks: torch.Tensor, q: torch.Tensor) -> None:
 
 def check_out(out: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
     """`out` can take the result: (B, Hq, L, Dv), dtype and device of q, last dimension contiguous."""
+    check_is_tensor("out", out)
     shape = (*q.shape[:3], v.shape[3])
     if tuple(out.shape) != shape:
         raise ShapeMismatch(f"out has shape {tuple(out.shape)}", hint=f"the result has shape {shape}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flexc.callspec import STORAGE, unit_strides
-from flexc.check import MAX_HEAD_DIM
+from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
@@ -55,8 +55,8 @@ def compile(
         )
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
-        if not 1 <= size <= MAX_HEAD_DIM:
-            raise UnsupportedHeadDim(f"{name} is {size}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
+        if not isinstance(size, int) or not 1 <= size <= MAX_HEAD_DIM:
+            raise UnsupportedHeadDim(f"{name} is {size!r}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
     from flexc.build import kernel_for
 
     mods, values, _ = resolve(score_mod, mask_mod)
@@ -77,5 +77,5 @@ def compile(
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
-    kernel = kernel_for(spec, target, tuple(sorted((options or {}).items())), mods.sources)
+    kernel = kernel_for(spec, target, check_options(options), mods.sources)
     return Kernel(kernel.artifact, values)

@@ -113,7 +113,7 @@ class BackendUnavailable(FlexcError, RuntimeError):
 
 
 class KernelFileError(FlexcError, ValueError):
-    """A saved kernel that can't be read."""
+    """A saved kernel that can't be read, or a place where none can be saved."""
 
 
 class ModFileError(FlexcError, ValueError):
@@ -182,6 +182,10 @@ class MaskTruthValue(FlexcError, TypeError):
 
 class NotAMod(FlexcError, TypeError):
     """Something that is no function, or a mod of the other kind, was given as a mask_mod or score_mod."""
+
+
+class InvalidMask(FlexcError, ValueError):
+    """A number or list that a ready-made mask can't be made of: an even window, a tile that does not fit."""
 
 
 class InvalidBlockMask(FlexcError, ValueError):

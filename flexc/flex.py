@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from flexc.api import attention
+from flexc.check import check_is_tensor
 from flexc.errors import BlockMaskMismatch, ShapeMismatch, UnknownOption, UnsupportedFeature
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def flex_attention(
             "return_aux asks for max_scores, which this version does not compute",
             hint="ask for lse, or leave max_scores out",
         )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_is_tensor(name, x)
     if query.dim() == key.dim() == value.dim() == 4:
         _check_heads(query, key, enable_gqa)
         key, value = _share_batch(query, key, value, block_mask)

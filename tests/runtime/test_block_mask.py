@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
@@ -176,8 +177,14 @@ def test_bad_lists(changes: dict[str, Any], message: str) -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(InvalidBlockMask, match="BLOCK_SIZE is 8"):
         create_block_mask(causal, 1, 1, 64, 64, device="cpu", BLOCK_SIZE=8)
-    with pytest.raises(InvalidBlockMask, match="negative"):
+    with pytest.raises(InvalidBlockMask, match="Q_LEN is -1: it can't be negative"):
         create_block_mask(causal, 1, 1, -1, 64, device="cpu")
+    with pytest.raises(InvalidBlockMask, match=r"KV_LEN is 64\.0"):
+        create_block_mask(causal, 1, 1, 64, 64.0, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(InvalidBlockMask, match="B is 'two'"):
+        create_block_mask(causal, "two", 1, 64, 64, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(InvalidBlockMask, match="H is -1"):
+        create_block_mask(causal, 1, -1, 64, 64, device="cpu")
     with pytest.raises(InvalidBlockMask, match="at most 3"):
         create_block_mask(causal, 1, 1, 64, 64, device="cpu")[0, 0, 0, 0]
     with pytest.raises(TypeError):
@@ -186,6 +193,13 @@ def test_bad_arguments() -> None:
         and_masks(causal, 3)  # type: ignore[arg-type]
     with pytest.raises(NotAMod, match="2 arguments"):
         create_mask(lambda q_idx, kv_idx: q_idx >= kv_idx, 1, 1, 64, 64, device="cpu")
+
+
+@pytest.mark.parametrize("integer", [np.int64, torch.tensor])
+def test_lengths_of_any_integer_type(integer: Callable[[int], Any]) -> None:
+    mask = create_block_mask(causal, integer(2), integer(1), integer(300), integer(200), device="cpu")
+    assert [type(n) for n in mask.shape] == [int] * 4
+    _assert_same(mask, create_block_mask(causal, 2, 1, 300, 200, device="cpu"))
 
 
 @pytest.mark.parametrize("lengths", [(0, 100), (100, 0), (0, 0)])
