@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flexc.check import check_is_tensor
+from flexc.errors import InvalidMask
 from flexc.mods import MaskMod, mask_mod
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def document(doc_ids: torch.Tensor) -> MaskMod:
         doc_ids: the document of each position, integers of shape (S,), or (B, S) for one packing a batch
             entry.
     """
+    check_is_tensor("doc_ids", doc_ids)
     if doc_ids.ndim == 2:
 
         @mask_mod
@@ -104,7 +107,12 @@ def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
     """
     import torch
 
+    check_is_tensor("cu_seqlens", cu_seqlens)
     lengths = cu_seqlens.diff()
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens[0] != 0 or (lengths < 0).any():
+        raise InvalidMask(
+            f"cu_seqlens is {cu_seqlens.tolist()}"[:200], hint="ascending, from 0 to the total length"
+        )
     first_of = torch.repeat_interleave(cu_seqlens[:-1], lengths).to(torch.int32)
     end_of = torch.repeat_interleave(cu_seqlens[1:], lengths).to(torch.int32)
 
@@ -117,6 +125,7 @@ def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
 
 def chunked(C: int) -> MaskMod:
     """Causal within chunks of `C` positions; nothing crosses a chunk's border."""
+    _check_positive(C=C)
 
     @mask_mod
     def chunked(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -127,6 +136,7 @@ def chunked(C: int) -> MaskMod:
 
 def dilated(W: int, d: int) -> MaskMod:
     """Causal, `W` keys at a stride of `d`, self included: distances 0, d, 2d, ... (W - 1) d."""
+    _check_positive(d=d)
 
     @mask_mod
     def dilated(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -145,6 +155,7 @@ def global_tokens(is_global: torch.Tensor, W: int) -> MaskMod:
         is_global: which positions are global, bool of shape (S,).
         W: positions at a distance of at most W are in the window.
     """
+    check_is_tensor("is_global", is_global)
 
     @mask_mod
     def global_tokens(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -166,6 +177,7 @@ def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
         kernel: odd window size, or (rows, columns); at most the image.
     """
     kernel_h, kernel_w = (kernel, kernel) if isinstance(kernel, int) else kernel
+    _check_windows("kernel", (kernel_h, kernel_w), (height, width))
     half_h, half_w = kernel_h // 2, kernel_w // 2
 
     @mask_mod
@@ -185,6 +197,7 @@ def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, 
     As `natten2d`, positions `(z * height + y) * width + x`.
     """
     kernel_d, kernel_h, kernel_w = (kernel, kernel, kernel) if isinstance(kernel, int) else kernel
+    _check_windows("kernel", (kernel_d, kernel_h, kernel_w), (depth, height, width))
     half_d, half_h, half_w = kernel_d // 2, kernel_h // 2, kernel_w // 2
 
     @mask_mod
@@ -215,7 +228,9 @@ def sliding_tile_2d(height: int, width: int, tile: tuple[int, int], window: tupl
         tile: rows and columns of a tile.
         window: odd numbers of tiles that a tile sees around itself, pushed inside at the border.
     """
+    _check_tiles(tile, (height, width))
     tiles_h, tiles_w = height // tile[0], width // tile[1]
+    _check_windows("window", window, (tiles_h, tiles_w))
     tile_size = tile[0] * tile[1]
     half_h, half_w = window[0] // 2, window[1] // 2
 
@@ -233,7 +248,9 @@ def sliding_tile_3d(
     depth: int, height: int, width: int, tile: tuple[int, int, int], window: tuple[int, int, int]
 ) -> MaskMod:
     """Sliding tile attention over a video: as `sliding_tile_2d`, with frames first."""
+    _check_tiles(tile, (depth, height, width))
     tiles_d, tiles_h, tiles_w = depth // tile[0], height // tile[1], width // tile[2]
+    _check_windows("window", window, (tiles_d, tiles_h, tiles_w))
     tile_size = tile[0] * tile[1] * tile[2]
     half_d, half_h, half_w = window[0] // 2, window[1] // 2, window[2] // 2
 
@@ -260,6 +277,7 @@ def block_diffusion(L: int, bs: int) -> MaskMod:
     noised token sees its own noised block and the clean blocks before it; a clean token sees the clean blocks
     up to its own.
     """
+    _check_positive(L=L, bs=bs)
 
     @mask_mod
     def block_diffusion(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -284,6 +302,7 @@ def tree(ancestors: torch.Tensor) -> MaskMod:
             square
             (T, T) tensor serves when there is no context. Also (B, T, context + T), one tree a batch entry.
     """
+    check_is_tensor("ancestors", ancestors)
     if ancestors.ndim == 3:
 
         @mask_mod
@@ -297,3 +316,21 @@ def tree(ancestors: torch.Tensor) -> MaskMod:
         return ancestors[q_idx, kv_idx]
 
     return tree
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise InvalidMask(f"{name} is {number}", hint=f"{name} is at least 1")
+
+
+def _check_windows(name: str, windows: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    """Every window is odd, and no wider than what it slides over."""
+    fit = all(w % 2 == 1 and 1 <= w <= size for w, size in zip(windows, sizes, strict=True))
+    if not fit:
+        raise InvalidMask(f"{name} {windows} over {sizes}", hint="odd numbers, at most the sizes")
+
+
+def _check_tiles(tile: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    if not all(t >= 1 and size % t == 0 for t, size in zip(tile, sizes, strict=True)):
+        raise InvalidMask(f"tiles of {tile} over {sizes}", hint="each size is a multiple of the tile's")

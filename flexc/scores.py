@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flexc.check import check_is_tensor
 from flexc.mods import ScoreMod, score_mod
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def alibi(slopes: torch.Tensor) -> ScoreMod:
     Args:
         slopes: one a query head, floats of shape (Hq,); positive slopes prefer near keys.
     """
+    check_is_tensor("slopes", slopes)
 
     @score_mod
     def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -45,6 +47,7 @@ def relative_bias(table: torch.Tensor) -> ScoreMod:
             in the
             past. Distances beyond the table take its first or last column.
     """
+    check_is_tensor("table", table)
     last = table.shape[-1] - 1
     middle = last // 2
 

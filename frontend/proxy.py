@@ -184,7 +184,10 @@ _CONVERSIONS = {
     "__trunc__": ("math.trunc() needs one number", "use torch.trunc(x)"),
     "__floor__": ("math.floor() needs one number", "use torch.floor(x), or `//` for integers"),
     "__ceil__": ("math.ceil() needs one number", "use torch.ceil(x), or `-(-x // n)` for integers"),
-    "__array__": ("numpy needs an array", "use the function of the same name in torch"),
+    "__array__": (
+        "numpy needs an array",
+        "use torch: the function of the same name; for a numpy array, torch.from_numpy(x) outside the mod",
+    ),
     "item": (".item() needs one number", "drop .item(): use the value as it is"),
     "tolist": (".tolist() needs an array", "use the value as it is"),
     "numpy": (".numpy() needs an array", "use the value as it is"),

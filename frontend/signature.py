@@ -26,11 +26,12 @@ ARGUMENTS = {
     ModKind.MASK: ("b", "h", "q_idx", "kv_idx"),
     ModKind.SCORE: ("score", "b", "h", "q_idx", "kv_idx"),
 }
+_MADE = ("MaskMod", "ScoreMod")  # what a function that makes a mod says that it returns
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 
 def check_arity(function: Callable[..., Any], kind: ModKind) -> None:
-    """Raises WrongArity when `function` cannot be called with the arguments of `kind`."""
+    """Raises WrongArity when `function` cannot be called with the arguments of `kind`, or makes a mod."""
     while isinstance(function, Traceable):
         function = function.function
     if isinstance(function, Composition):
@@ -39,6 +40,8 @@ def check_arity(function: Callable[..., Any], kind: ModKind) -> None:
         return
     wanted = len(ARGUMENTS[kind])
     if type(function) is FunctionType:
+        if function.__annotations__.get("return") in _MADE:
+            raise _wrong_arity(function, kind)
         code = function.__code__
         required = code.co_argcount - len(function.__defaults__ or ())
         most = wanted if code.co_flags & _VARARGS else code.co_argcount
@@ -67,7 +70,9 @@ def _wrong_arity(function: Callable[..., Any], kind: ModKind) -> WrongArity:
     other = ModKind.SCORE if kind is ModKind.MASK else ModKind.MASK
     signature = inspect.signature(function)
     hint = f"write `def {_identifier(function)}({', '.join(arguments)})`"
-    if len(signature.parameters) == len(ARGUMENTS[other]):
+    if signature.return_annotation in _MADE:
+        hint = f"it makes a mod: call it and pass the result, {name_of(function)}(...)"
+    elif len(signature.parameters) == len(ARGUMENTS[other]):
         hint = f"it takes the arguments of a {other.value}: pass it as {other.value}=, or {hint}"
     code = code_of(function)
     return WrongArity(
@@ -94,6 +99,9 @@ def check_result(tracer: Tracer, result: Any, kind: ModKind, function: Callable[
     """The root of the graph. Raises WrongReturnType."""
     if result is None:
         raise _wrong_result("None", kind, "add a `return`", function)
+    if isinstance(result, Traceable) or type(result) is FunctionType:
+        hint = f"it makes a mod: call it and pass the result, {name_of(function)}(...)"
+        raise _wrong_result("a function", kind, hint, function)
     if isinstance(result, (tuple, list, dict, str)) or not tracer.is_operand(result):
         raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", function)
     value = tracer.lift(result)

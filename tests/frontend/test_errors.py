@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flexc import errors
+from flexc import errors, masks
 from flexc.frontend.trace import trace
 from flexc.ir.graph import ModKind
 from flexc.mods import as_mask_mod, as_score_mod, mask_mod, score_mod
@@ -180,7 +180,7 @@ CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
     (calls_item, errors.ConvertTracedValue, "q_idx.item()", "drop .item()"),
     (calls_math, errors.ConvertTracedValue, "math.sqrt(q_idx)", "torch"),
     (indexes_a_list, errors.ConvertTracedValue, "FLAGS[q_idx]", "torch.tensor"),
-    (calls_numpy, errors.ConvertTracedValue, "np.asarray(q_idx)", "torch"),
+    (calls_numpy, errors.ConvertTracedValue, "np.asarray(q_idx)", "torch.from_numpy(x) outside the mod"),
     (reads_a_capture, errors.DataDependentValue, "LENGTH.item()", "use the tensor itself"),
     (
         branches_on_a_capture,
@@ -311,6 +311,10 @@ def test_wrong_arity() -> None:
 
     with pytest.raises(errors.WrongArity):
         as_mask_mod(keyword_only)
+    for maker in (masks.sliding_window, masks.sliding_tile_2d):  # of one argument, and of a mask's four
+        with pytest.raises(errors.WrongArity) as caught:
+            as_mask_mod(maker)
+        assert f"pass the result, {maker.__name__}(...)" in (caught.value.hint or "")
     as_mask_mod(lambda *indices: indices[2] >= indices[3])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from flexc import masks, scores
+from flexc.errors import InvalidMask, UnsupportedDtype
 from flexc.mods import MaskMod
 from tests.frontend.direct import run_directly, run_graph
 
@@ -120,3 +122,39 @@ def test_everything_is_listed_and_documented() -> None:
     for module in (masks, scores):
         for name in module.__all__:
             assert getattr(module, name).__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: masks.chunked(0), "C is 0"),
+        (lambda: masks.dilated(3, 0), "d is 0"),
+        (lambda: masks.block_diffusion(8, 0), "bs is 0"),
+        (lambda: masks.natten2d(5, 6, 2), "odd"),
+        (lambda: masks.natten3d(3, 3, 4, 5), r"kernel \(5, 5, 5\) over"),
+        (lambda: masks.sliding_tile_2d(5, 8, (2, 2), (1, 1)), "multiple"),
+        (lambda: masks.sliding_tile_3d(2, 2, 6, (1, 1, 2), (1, 1, 5)), r"window \(1, 1, 5\) over"),
+        (lambda: masks.document_from_cu_seqlens(torch.tensor([0, 5, 3])), "ascending"),
+        (lambda: masks.document_from_cu_seqlens(torch.tensor([2, 5])), "from 0"),
+    ],
+)
+def test_numbers_that_make_no_mask(make: Callable[[], MaskMod], message: str) -> None:
+    with pytest.raises(InvalidMask, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: masks.document([0, 0, 1]),  # type: ignore[arg-type]
+        lambda: masks.document_from_cu_seqlens([0, 3]),  # type: ignore[arg-type]
+        lambda: masks.global_tokens([True], 2),  # type: ignore[arg-type]
+        lambda: masks.tree([[True]]),  # type: ignore[arg-type]
+        lambda: scores.alibi([1.0, 0.5]),  # type: ignore[arg-type]
+        lambda: scores.relative_bias([[1.0]]),  # type: ignore[arg-type]
+    ],
+    ids=("document", "cu_seqlens", "global", "tree", "alibi", "bias"),
+)
+def test_lists_in_place_of_tensors(make: Callable[[], object]) -> None:
+    with pytest.raises(UnsupportedDtype, match=r"must be a torch\.Tensor, not list"):
+        make()
