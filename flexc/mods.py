@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from types import MethodType
@@ -58,7 +59,10 @@ class Mod(Traceable):
             self._trace = made = trace(self.function, self.kind)
             return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        name = getattr(self, "__qualname__", "")
+        if _named(getattr(self, "__module__", None), name) is self:
+            return str(name)  # a decorated function is pickled as a function is: by its name
         return type(self), (self.function,)
 
     def __repr__(self) -> str:
@@ -139,6 +143,14 @@ class ScoreMod(Mod):
     """
 
     kind = ModKind.SCORE
+
+
+def _named(module: str | None, name: str) -> object:
+    """What `module.name` is; None where there is no such thing."""
+    found: object = sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _combine(how: type[Both] | type[Either], left: Function, right: Function) -> MaskMod:

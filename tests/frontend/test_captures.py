@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from flexc import masks
 from flexc.frontend.trace import Trace, trace
 from flexc.ir.graph import ModKind
 from flexc.ir.printer import to_text
@@ -696,6 +697,17 @@ def module_level(b, h, q_idx, kv_idx):
 
 
 MODULE_LEVEL = mask_mod(module_level)
+
+
+@mask_mod
+def decorated(b, h, q_idx, kv_idx):
+    return q_idx - kv_idx < 5
+
+
+def test_decorated_functions_are_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    combined = decorated & ~masks.causal
+    assert text(pickle.loads(pickle.dumps(combined)).trace()) == text(combined.trace())
 
 
 def test_pickled_and_copied() -> None:
