@@ -56,7 +56,8 @@ def load_one(text: str) -> NamedMods:
     mods = load_mods(text)
     if len(mods) > 1:
         names = ", ".join(mod.name for mod in mods)
-        raise ModFileError(f"{text} holds {len(mods)} mods: {names}", hint=f"name one: {text}:{mods[0].name}")
+        file = text.removesuffix(":")
+        raise ModFileError(f"{file} holds {len(mods)} mods: {names}", hint=f"name one: {file}:{mods[0].name}")
     return mods[0]
 
 
@@ -123,7 +124,7 @@ def _as_mod(value: object, name: str) -> MaskMod | ScoreMod:
         return as_mask_mod(value)
     if callable(value) and count == _SCORE_PARAMETERS:
         return as_score_mod(value)
-    what = "is no function" if count is None else f"takes {count} arguments"
+    what = "is no function" if count is None else f"takes {count} argument{'' if count == 1 else 's'}"
     raise ModFileError(
         f"{name} {what}, so it is neither a mask nor a score function",
         hint="a mask takes (b, h, q_idx, kv_idx), a score function (score, b, h, q_idx, kv_idx)",

@@ -173,6 +173,12 @@ def test_precompile_reports_what_failed(run: Run, mods: Path, tmp_path: Path) ->
     assert "BranchOnTracedValue" in entry["error"]
 
 
+def test_precompile_into_a_file(run: Run, mods: Path) -> None:
+    result = run("precompile", f"{mods}:window", "--targets", "sm80", "--head-dims", 64, "-o", mods)
+    assert result.code == 2
+    assert "File exists" in result.err
+
+
 @pytest.mark.parametrize("option", [("--head-dims", "64,x"), ("--dtypes", "int8"), ("--targets", ",")])
 def test_precompile_usage(run: Run, mods: Path, tmp_path: Path, option: tuple[str, str]) -> None:
     assert run("precompile", mods, "-o", tmp_path, *option).code == 2

@@ -81,9 +81,11 @@ def test_a_wrong_name(file: Path, name: str, message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_a_file_with_several_needs_a_name(file: Path) -> None:
-    with pytest.raises(ModFileError, match="holds 2 mods: window, double"):
-        load_one(str(file))
+@pytest.mark.parametrize("colon", ["", ":"])
+def test_a_file_with_several_needs_a_name(file: Path, colon: str) -> None:
+    with pytest.raises(ModFileError, match="holds 2 mods: window, double") as raised:
+        load_one(f"{file}{colon}")
+    assert f"{file}:window" in str(raised.value)
 
 
 def test_no_file(tmp_path: Path) -> None:

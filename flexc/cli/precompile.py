@@ -39,6 +39,10 @@ def precompile(
         split_numbers(head_dims, "--head-dims"),
         [dtype.value for dtype in split_dtypes(dtypes, "--dtypes")],
     )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="-o") from error
     made = _with_progress(planned, output, jobs or os.cpu_count() or 1)
     manifest = write_manifest(made, output)
     console.print(_table(made))
