@@ -22,6 +22,7 @@ from flexc.ir.types import DType, Storage
 
 LINE_LENGTH = 110
 _INLINE = 64  # a longer operand gets a name of its own
+_TOGETHER = 72  # and so do operands that are longer together
 
 # How tightly Python binds each form: loosest first.
 _COMPARE, _OR, _XOR, _AND, _SHIFT, _SUM, _PRODUCT, _UNARY, _ATOM = range(9)
@@ -148,18 +149,41 @@ class _Writer:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
+            self._name_long_operands(node)
             self.known[node] = self._named(node, *self._write(node))
         return self.known[root]
+
+    def _name_long_operands(self, node: Expr) -> None:
+        """Give names to operands, longest first, until they fit on a line together."""
+        operands = sorted(dict.fromkeys(node.args), key=lambda arg: -len(self.known[arg][0]))
+        for arg in operands:
+            text = self.known[arg][0]
+            if sum(len(self.known[a][0]) for a in node.args) <= _TOGETHER or text.isidentifier():
+                return
+            self.known[arg] = self._name(arg, text)
 
     def _named(self, node: Expr, text: str, strength: int) -> tuple[str, int]:
         single = self.uses[node] < 2 or (node in self.roots)
         if (strength == _ATOM and not node.args) or (single and len(text) <= _INLINE):
             return text, strength
-        name = self._fresh(
-            "mask" if node.dtype is DType.BOOL else "index" if node.dtype.is_integer else "value"
-        )
+        return self._name(node, text)
+
+    def _name(self, node: Expr, text: str) -> tuple[str, int]:
+        stem = "mask" if node.dtype is DType.BOOL else "index" if node.dtype.is_integer else "value"
+        return self._assigned(self._fresh(stem), text), _ATOM
+
+    def _assigned(self, name: str, text: str) -> str:
         self.block.statements.append(f"{name} = {text}")
-        return name, _ATOM
+        return name
+
+    def _chain(self, symbol: str, terms: Sequence[str], stem: str) -> str:
+        """`terms` joined by an operator, in as many statements as the line length wants."""
+        total = terms[0]
+        for term in terms[1:]:
+            if len(total) + len(term) > _TOGETHER:
+                total = self._assigned(self._fresh(stem), total)
+            total = f"{total} {symbol} {term}"
+        return total
 
     def _fresh(self, stem: str) -> str:
         name, n = stem, 1
@@ -264,14 +288,15 @@ class _Writer:
             raise InternalError(f"emit: a LOAD carries {slot!r}")
         name = self.scope.names[slot]
         pointer, guard = self._address(node, slot)
-        condition = guard[0].removeprefix("(").removesuffix(")") if len(guard) == 1 else " & ".join(guard)
-        mask = f", mask={condition}, other=0" if guard else ""
-        call = f"tl.load({pointer}{mask})"
-        if len(call) > LINE_LENGTH - 24:
-            address = self._fresh(f"{name}_at")
-            self.block.statements.append(f"{address} = {pointer}")
-            call = f"tl.load({address}{mask})"
-        return self._converted(call, self.scope.spec.captures[slot].storage)
+        if len(guard) == 1:
+            guard = [guard[0].removeprefix("(").removesuffix(")")]
+        mask = f", mask={self._chain('&', guard, f'{name}_inside')}, other=0" if guard else ""
+        if len(pointer) + len(mask) > _TOGETHER and not pointer.isidentifier():
+            pointer = self._assigned(self._fresh(f"{name}_at"), pointer)
+        if len(pointer) + len(mask) > _TOGETHER + len(", mask=, other=0"):
+            inside = mask.removeprefix(", mask=").removesuffix(", other=0")
+            mask = f", mask={self._assigned(self._fresh(f'{name}_inside'), inside)}, other=0"
+        return self._converted(f"tl.load({pointer}{mask})", self.scope.spec.captures[slot].storage)
 
     def _address(self, node: Expr, slot: int) -> tuple[str, list[str]]:
         """The pointer, and the conditions under which it lies inside the tensor."""
@@ -299,7 +324,8 @@ class _Writer:
                 terms.append((self.placement[index], f"{text} * {stride}"))
         # Scalars first, then rows, then columns: each sum has the lowest rank that it can have.
         terms.sort(key=lambda term: term[0].value)
-        return " + ".join([self._argument(f"{name}_ptr"), *(text for _, text in terms)]), guard
+        parts = [self._argument(f"{name}_ptr"), *(text for _, text in terms)]
+        return self._chain("+", parts, f"{name}_at"), guard
 
     def _converted(self, call: str, storage: Storage) -> tuple[str, int]:
         if storage is Storage.BOOL:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import jinja2
 
+from flexc.codegen.emit import LINE_LENGTH
 from flexc.errors import InternalError
 
 
@@ -43,9 +44,52 @@ def render(template: str, kernel: object) -> str:
     return text
 
 
+def wrapped(line: str) -> str:
+    """A long line broken as ruff breaks it: a call or a parameter list at its end, or an assigned sum."""
+    code = line.lstrip()
+    if len(line) <= LINE_LENGTH or code.startswith(("#", '"')):
+        return line
+    indent = line[: len(line) - len(code)]
+    name, equals, value = code.partition(" = ")
+    if equals and name.isidentifier() and (not value.endswith(")") or len(_parts(value, " ")) > 3):
+        return f"{indent}{name} = (\n{indent}    {value}\n{indent})"
+    colon = ":" if line.endswith("):") else ""
+    if not line.endswith(f"){colon}"):
+        return line
+    closing = len(line) - 1 - len(colon)
+    opening = _opening(line, closing)
+    head, body, tail = line[: opening + 1], line[opening + 1 : closing], f"{indent}){colon}"
+    if len(indent) + 4 + len(body) <= LINE_LENGTH:
+        return f"{head}\n{indent}    {body}\n{tail}"
+    parts = "".join(f"{indent}    {part},\n" for part in _parts(body, ","))
+    return f"{head}\n{parts}{tail}"
+
+
+def _opening(line: str, closing: int) -> int:
+    """Where the bracket opens that closes at `closing`."""
+    depth = 0
+    for at in range(closing, -1, -1):
+        depth += (line[at] in ")]") - (line[at] in "([")
+        if depth == 0:
+            return at
+    raise InternalError(f"render: brackets do not match in {line!r}")
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """`text` at the separators that are in no bracket."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
 def _tidy(text: str) -> str:
     """No trailing blanks, two blank lines between definitions, at most one inside, a newline at the end."""
-    text = "\n".join(line.rstrip() for line in text.splitlines())
+    text = "\n".join(wrapped(line.rstrip()) for line in text.splitlines())
     text = re.sub(r"\n+(?=\n +else:)", "", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
     text = re.sub(r"\n+(?=@triton\.jit\n)", "\n\n\n", text)

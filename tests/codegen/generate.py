@@ -1,0 +1,84 @@
+"""Specs and generated kernels of mods, without compiling them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flexc.callspec import unit_strides
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.pipeline import lower
+from flexc.codegen.target import TARGETS
+from flexc.ir.expr import Expr
+from flexc.ir.graph import Capture
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+from flexc.resolve import resolve
+
+Mod = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+
+
+def spec_for_graphs(
+    score: Expr | None = None,
+    mask: Expr | None = None,
+    captures: tuple[Capture, ...] = (),
+    *,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    storage: Storage = Storage.BF16,
+    **facts: Any,
+) -> AttentionSpec:
+    """A spec whose q, k and v have one element type."""
+    return AttentionSpec(
+        score=score,
+        mask=mask,
+        captures=captures,
+        head_dim=head_dim,
+        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        q_storage=storage,
+        k_storage=storage,
+        v_storage=storage,
+        **{"blocks_from_map": mask is not None, **facts},
+    )
+
+
+def spec_for(mask: Mod | None = None, score: Mod | None = None, **facts: Any) -> AttentionSpec:
+    """The spec of mods as `flexc.compile` makes it."""
+    mods, values, _ = resolve(score, mask)
+    return spec_for_graphs(
+        mods.score, mods.mask, mods.captures, **{"unit_stride": unit_strides(values), **facts}
+    )
+
+
+def generate(
+    mask: Mod | None = None,
+    score: Mod | None = None,
+    target: str = "sm90",
+    options: dict[str, object] | None = None,
+    **facts: Any,
+) -> GeneratedKernel:
+    """The generated kernel of mods for a target."""
+    sources = resolve(score, mask)[0].sources
+    return lower(spec_for(mask, score, **facts), TARGETS[target], options=options, sources=sources)
+
+
+def independent_of_the_machine(source: str) -> str:
+    """`source` without this checkout's path and the line numbers of mods in it."""
+    source = source.replace(f"{ROOT}/", "")
+    return re.sub(r"(?m)^(\w+, \S+\.py):\d+$", r"\1:LINE", source)
+
+
+def names_in(source: str) -> set[str]:
+    """Every name that a generated file binds or reads at its top and in its kernel."""
+    tree = ast.parse(source)
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for part in tree.body:
+        if isinstance(part, ast.FunctionDef) and part.name != "attention_forward":
+            continue
+        names |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+        names |= {node.arg for node in ast.walk(part) if isinstance(node, ast.arg)}
+    return names

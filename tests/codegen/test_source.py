@@ -1,0 +1,139 @@
+"""Generated files: the same text each time, in the house style, and importable alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexc import masks, scores
+from flexc.codegen.module import GeneratedKernel
+from flexc.compiler import import_file
+from flexc.ir.types import Storage
+from tests.codegen.generate import generate
+from tests.mods import corpus
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """A file of every mod of the corpus, for one of three generations, and some with other features."""
+    targets = ("sm80", "sm90", "sm100")
+    for n, (name, entry) in enumerate(corpus().items()):
+        case = entry.make()
+        yield _write(
+            folder / f"{name}.py",
+            generate(case.mask, case.score, targets[n % 3], head_dim=64, return_lse=n % 2 == 0),
+        )
+    bias = scores.relative_bias(torch.randn(4, 33))
+    yield _write(folder / "plain.py", generate(has_sinks=True, return_lse=True, head_dim=80))
+    yield _write(folder / "single.py", generate(masks.causal, bias, storage=Storage.FP32, head_dim_v=72))
+    yield _write(folder / "many.py", generate(_many_captures(), head_dim=31))
+
+
+def _write(path: Path, kernel: GeneratedKernel) -> Path:
+    path.write_text(kernel.source)
+    return path
+
+
+def _many_captures():
+    """A mask whose function in the generated file takes more arguments than fit on a line."""
+    tables = [torch.zeros(5, 7, dtype=torch.int32) for _ in range(9)]
+
+    def mask(b, h, q_idx, kv_idx):
+        seen = q_idx >= kv_idx
+        for table in tables:
+            seen = seen & (table[q_idx, kv_idx] < 3)
+        return seen
+
+    return mask
+
+
+def test_generated_files_are_in_the_house_style(tmp_path: Path) -> None:
+    files = list(_files(tmp_path))
+    assert len(files) > 60
+    for command in (("check",), ("format", "--check", "--diff", "--line-length", "110")):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm100"])
+def test_the_same_spec_gives_the_same_text(target: str) -> None:
+    def once() -> str:
+        documents = masks.document(torch.arange(12, dtype=torch.int32) // 5)
+        return generate(masks.causal & documents, scores.alibi(torch.ones(4)), target).source
+
+    assert once() == once()
+
+
+def test_the_text_does_not_depend_on_hash_seeds() -> None:
+    program = (
+        "import hashlib\n"
+        "from tests.mods import corpus\n"
+        "from tests.codegen.generate import generate\n"
+        "sources = []\n"
+        "for entry in list(corpus().values())[::4]:\n"
+        "    case = entry.make()\n"
+        "    sources.append(generate(case.mask, case.score).source)\n"
+        "print(hashlib.sha256('\\0'.join(sources).encode()).hexdigest())\n"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ".", "PATH": "/usr/bin:/bin"},
+            cwd=Path(__file__).parents[2],
+        )
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_a_generated_file_imports_alone(tmp_path: Path) -> None:
+    kernel = generate(masks.causal, scores.softcap(3.0))
+    path = _write(tmp_path / "kernel.py", kernel)
+    program = f"import sys, runpy; names = runpy.run_path({str(path)!r}); print(sorted(names), 'flexc' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'attention_forward'" in done.stdout
+    assert done.stdout.rstrip().endswith("False")
+
+
+def test_importing_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = _write(tmp_path / "kernel.py", generate())
+    before = set(sys.modules)
+    module = import_file(path)
+    assert hasattr(module, "attention_forward")
+    assert module.__name__ not in set(sys.modules) - before
+    assert importlib.util.find_spec("flexc") is not None
+
+
+def test_the_header_quotes_the_mods_and_the_launch() -> None:
+    kernel = generate(masks.sliding_window(7), scores.softcap(3.0), "sm100", {"num_warps": 4})
+    header = kernel.source.partition('"""\n\n')[0]
+    assert "Attention forward for sm100: score_mod and mask_mod, D=128, bf16." in header
+    assert "num_warps=4" in header
+    assert "return c * torch.tanh(score / c)" in header
+    assert "masks.py:" in header
+
+
+def test_quotes_and_backslashes_in_a_mod_do_not_end_the_header() -> None:
+    def mask(b, h, q_idx, kv_idx):
+        """A docstring with a backslash \\ and quotes."""
+        note = '''\t"""'''
+        return q_idx >= kv_idx + len(note) * 0
+
+    assert "A docstring with a backslash" in generate(mask).source
