@@ -104,11 +104,8 @@ def make_plan(
 
 def _tile_option(name: str, value: object) -> int:
     low, high = _TILE_OPTIONS[name]
-    if name == "num_stages":
-        fits = isinstance(value, int) and low <= value <= high
-    else:
-        fits = isinstance(value, int) and low <= value <= high and value & (value - 1) == 0
-    if not fits or not isinstance(value, int):
+    whole = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    if not isinstance(value, int) or not whole or (name != "num_stages" and value & (value - 1)):
         kind = "an integer" if name == "num_stages" else "a power of two"
         raise UnknownOption(f"option {name} is {value!r}", hint=f"{kind} from {low} to {high}")
     return value

@@ -51,6 +51,8 @@ _PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
     },
 }
+# Wide fp32 heads: split operands take six times their registers, so few rows.
+_PREFERRED_FP32 = (Tiles(16, 32, 8, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1))
 _LADDER = tuple(
     Tiles(block_q, block_kv, num_warps, num_stages)
     for block_q, block_kv, num_stages in product((128, 64, 32, 16), (64, 32, 16), (3, 2, 1))
@@ -108,8 +110,10 @@ def _candidates(
     widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[target.matrix_unit].get(max(widest, 64), ()) if half else ()
+    if not half and widest >= 256:
+        preferred = _PREFERRED_FP32
     for tiles in preferred:
-        yield _limited(spec, replace(tiles, **wanted), wanted), "measured best"
+        yield _limited(spec, replace(tiles, **wanted), wanted), "preferred"
     for tiles in _LADDER:
         yield _limited(spec, replace(tiles, **wanted), wanted), "largest that fits"
 
