@@ -66,8 +66,8 @@ RESERVED = frozenset({
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
     "in_range", "allowed", "stretch", "at", "full_first", "full_end", "map_row", "first_stretch",
     "end_stretch", "whole_end", "kv_first", "kv_end", "kv_start",
-    "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM", "PADDED_DIM_V",
-    "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
+    "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM",
+    "PADDED_DIM_V", "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
     "tanh", "power", "online_softmax", "score_mod", "mask_mod", "attention_forward",
     "q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr", "sinks_ptr", "map_offsets_ptr", "map_stretches_ptr",
     "map_stride_b", "map_stride_h", "map_block_q", "map_block_kv",
@@ -76,7 +76,7 @@ RESERVED = frozenset({
 
 
 def capture_names(captures: tuple[Capture, ...]) -> tuple[str, ...]:
-    """An identifier for each capture, near the user's own name for it; what is derived from it is distinct too."""
+    """An identifier for each capture, near the user's own name; names derived from it are distinct too."""
     names: list[str] = []
     taken = set(RESERVED)
     for capture in captures:

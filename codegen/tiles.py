@@ -155,7 +155,8 @@ def shared_memory(spec: AttentionSpec, target: Target, precision: str, tiles: Ti
     # Loads of single elements are staged as K and V are.
     rings += _element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
     scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 512
-    if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05:
+    shared_rows = tiles.block_q < 16 * tiles.num_warps  # several warps share the rows of a matrix instruction
+    if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05 or shared_rows:
         scratch += tiles.block_q * tiles.block_kv * size  # the weights pass through shared memory
     if spec.q_storage is Storage.FP32 and precision not in ("ieee", "tf32"):
         scratch += q + step // 2  # the remainders of the split operands

@@ -125,7 +125,7 @@ def read(folder: Path) -> Artifact:
         return Artifact(
             **facts, source=source, cubin=cubin, ptx=ptx, ttgir=ttgir, arguments=arguments, captures=captures
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, KernelFileError):
             raise
         raise KernelFileError(

@@ -101,7 +101,12 @@ def test_only_what_the_graphs_read_is_passed() -> None:
     )
     q, kv = input_(Input.Q_IDX), input_(Input.KV_IDX)
     total = binary(Op.ADD, load(2, (q, kv), DType.F32), scalar(5, DType.F32))
-    for part in (scalar(0, DType.I32), cast(scalar(1, DType.BOOL), DType.I32), size(3, 1), scalar(6, DType.I64)):
+    for part in (
+        scalar(0, DType.I32),
+        cast(scalar(1, DType.BOOL), DType.I32),
+        size(3, 1),
+        scalar(6, DType.I64),
+    ):
         total = binary(Op.ADD, total, cast(part, DType.F32))
     total = binary(Op.ADD, total, cast(load(4, (kv,), DType.BOOL), DType.F32))
     spec = spec_for_graphs(score=total, captures=captures, unit_stride=frozenset({2}))
@@ -134,7 +139,9 @@ def test_divisibility_is_promised_for_aligned_tensors_only(aligned: bool) -> Non
 def test_arguments_are_the_parameters_of_the_kernel() -> None:
     kernel = generate(masks.document(torch.zeros(9, dtype=torch.int32)), scores.softcap(2.0), has_sinks=True)
     signature = kernel.source.partition("def attention_forward(")[2].partition("):")[0]
-    assert [name.strip() for name in signature.split(",") if name.strip()] == [a.name for a in kernel.arguments]
+    assert [name.strip() for name in signature.split(",") if name.strip()] == [
+        a.name for a in kernel.arguments
+    ]
 
 
 def test_a_literal_needs_no_argument() -> None:

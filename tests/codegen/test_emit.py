@@ -85,7 +85,9 @@ def test_helpers_are_called_where_triton_differs_from_python(root: Expr, expecte
     made = block(root)
     assert made.results == [expected]
     called = expected.partition("(")[0]
-    assert made.helpers == ({called} if called in ("floor_div", "floor_mod", "sign", "tanh", "power") else set())
+    assert made.helpers == (
+        {called} if called in ("floor_div", "floor_mod", "sign", "tanh", "power") else set()
+    )
 
 
 def test_what_is_used_twice_is_named_once() -> None:
@@ -130,8 +132,8 @@ def test_loads_are_guarded_and_wrap_negative_indices() -> None:
     ]
     assert made.results == ["tl.load(table_at, mask=table_inside, other=0).to(tl.float32)"]
     assert made.arguments == {"table_ptr", "table_stride_0", "table_size_0", "table_size_1"}
-    assert block(load(3, (KV,), DType.BOOL)).results == [
-        "tl.load(seen_ptr + kv_idx * seen_stride_0, mask=kv_idx < seen_size_0, other=0) != 0"
+    assert block(load(3, (KV,), DType.BOOL)).statements == [
+        "mask = tl.load(seen_ptr + kv_idx * seen_stride_0, mask=kv_idx < seen_size_0, other=0) != 0"
     ]
 
 

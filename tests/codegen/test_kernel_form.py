@@ -192,9 +192,7 @@ def test_scores_keep_their_value(score: Expr, simple: bool) -> None:
     expected, actual = _value(score), _value(form)
     # In 64 bits only; what a division by zero gives may change its sign or be NaN.
     known = np.isfinite(expected) & (np.abs(expected) < 1e12)
-    np.testing.assert_allclose(
-        np.where(known, expected, 0), np.where(known, actual, 0), rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(np.where(known, expected, 0), np.where(known, actual, 0), rtol=1e-6, atol=1e-6)
     if factor is not None:
         scaled = {**INPUTS, Input.SCORE: INPUTS[Input.SCORE] * _value(factor)}
         refolded = evaluate(folded, Env(scaled, capture_values(), np, np.float64))

@@ -80,7 +80,7 @@ def test_the_text_does_not_depend_on_hash_seeds() -> None:
         "from tests.mods import corpus\n"
         "from tests.codegen.generate import generate\n"
         "sources = []\n"
-        "for entry in list(corpus().values())[::4]:\n"
+        "for entry in [e for e in corpus().values() if e.origin == 'flexc']:\n"
         "    case = entry.make()\n"
         "    sources.append(generate(case.mask, case.score).source)\n"
         "print(hashlib.sha256('\\0'.join(sources).encode()).hexdigest())\n"
@@ -103,7 +103,7 @@ def test_the_text_does_not_depend_on_hash_seeds() -> None:
 def test_a_generated_file_imports_alone(tmp_path: Path) -> None:
     kernel = generate(masks.causal, scores.softcap(3.0))
     path = _write(tmp_path / "kernel.py", kernel)
-    program = f"import sys, runpy; names = runpy.run_path({str(path)!r}); print(sorted(names), 'flexc' in sys.modules)"
+    program = f"import sys, runpy; print(sorted(runpy.run_path({str(path)!r})), 'flexc' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -132,7 +132,7 @@ def test_the_header_quotes_the_mods_and_the_launch() -> None:
 
 def test_quotes_and_backslashes_in_a_mod_do_not_end_the_header() -> None:
     def mask(b, h, q_idx, kv_idx):
-        """A docstring with a backslash \\ and quotes."""
+        r"""A docstring with a backslash \ and quotes."""
         note = '''\t"""'''
         return q_idx >= kv_idx + len(note) * 0
 

@@ -1,0 +1,37 @@
+"""The generated source of a dozen calls, as golden files: a change of the generator shows in review."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flexc import masks, scores
+from flexc.ir.types import Storage
+from tests.codegen.generate import generate, independent_of_the_machine
+from tests.conftest import Golden
+
+DOCUMENTS = torch.zeros(64, dtype=torch.int32)
+SLOPES = torch.ones(8)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": masks.causal},
+    "causal_sm80": {"mask": masks.causal, "target": "sm80"},
+    "causal_sm100": {"mask": masks.causal, "target": "sm100"},
+    "sliding_window": {"mask": masks.sliding_window(128)},
+    "alibi_causal": {"mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "softcap": {"score": scores.softcap(30.0)},
+    "documents": {"mask": masks.document(DOCUMENTS)},
+    "relative_bias": {"score": scores.relative_bias(torch.ones(8, 255))},
+    "natten2d": {"mask": masks.natten2d(32, 48, 7)},
+    "prefix_lm": {"mask": masks.prefix_lm(torch.ones(2, dtype=torch.int32))},
+    "padded_sinks_lse": {"mask": masks.causal, "head_dim": 80, "has_sinks": True, "return_lse": True},
+    "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_source(name: str, golden: Golden) -> None:
+    golden(independent_of_the_machine(generate(**CASES[name]).source))

@@ -1,0 +1,192 @@
+"""`flexc.compile`, what a kernel shows of itself, and kernels that are saved and loaded."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import artifact, build, compiler, masks
+from flexc.errors import (
+    DeviceMismatch,
+    KernelFileError,
+    NoFeasiblePlan,
+    UnknownOption,
+    UnsupportedDtype,
+    UnsupportedFeature,
+    UnsupportedHeadDim,
+    UnsupportedTarget,
+)
+from flexc.kernel import Kernel
+
+SLOPES = torch.tensor([0.5, 0.25])
+OPTIONS = {"block_q": 64, "block_kv": 32, "num_warps": 4, "num_stages": 2}
+
+
+def _compile(**arguments: Any) -> Kernel:
+    return flexc.compile(
+        mask_mod=masks.causal,
+        score_mod=flexc.scores.alibi(SLOPES),
+        head_dim=64,
+        return_lse=True,
+        options=OPTIONS,
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    """One kernel for all tests that only look at it."""
+    return _compile()
+
+
+@pytest.fixture
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has built and loaded nothing."""
+    monkeypatch.setattr(build, "_built", {})
+    monkeypatch.setattr(build, "_loaded", {})
+
+
+def test_the_source_is_the_generated_file(kernel: Kernel) -> None:
+    names = [node.name for node in ast.parse(kernel.source).body if isinstance(node, ast.FunctionDef)]
+    assert names == ["score_mod", "mask_mod", "online_softmax", "attention_forward"]
+    assert "slopes" in kernel.source
+
+
+def test_every_stage_of_machine_code(kernel: Kernel) -> None:
+    assert kernel.target == "sm90"
+    assert ".target sm_90a" in kernel.ptx["attention_forward"]
+    assert "wgmma" in kernel.ptx["attention_forward"]
+    assert "HGMMA" in kernel.sass["attention_forward"]
+    assert "ttg." in kernel.ttgir["attention_forward"]
+
+
+def test_resources(kernel: Kernel) -> None:
+    (resources,) = kernel.resources.values()
+    assert 0 < resources.registers <= 255
+    assert resources.spills == 0
+    assert resources.warps == 4
+    assert resources.shared_memory >= 64 * 64 * 2
+
+
+def test_explain_names_every_decision(kernel: Kernel) -> None:
+    text = kernel.explain()
+    for said in ("score_mod and mask_mod, D=64, bf16", "target sm90", "block_q = 64: asked for", "slopes"):
+        assert said in text
+    assert repr(kernel) == "Kernel(score_mod and mask_mod, D=64, bf16, sm90)"
+    assert kernel.returns_lse
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_saved_kernel_is_loaded_without_a_compiler(
+    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(compiler, "compile_file", refuse)
+    with pytest.raises(AssertionError, match="compiled"):
+        _compile()
+    kernel.save(tmp_path / "saved")
+    before = build.compilations
+    loaded = flexc.load(tmp_path / "saved")
+    assert loaded.artifact == kernel.artifact
+    assert loaded.sass == kernel.sass
+    assert _compile().artifact == kernel.artifact  # the loaded one serves what it fits
+    assert build.compilations == before
+    with pytest.raises(AssertionError, match="compiled"):
+        _compile(dtype=torch.float16)
+
+
+def test_saving_replaces_what_was_there(kernel: Kernel, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "saved"
+    for _ in range(2):
+        kernel.save(folder)
+        assert artifact.read(folder) == kernel.artifact
+    assert [f.name for f in folder.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.py", "kernel.ptx", "metadata.json"])
+def test_a_damaged_folder(kernel: Kernel, tmp_path: Path, name: str) -> None:
+    kernel.save(tmp_path / "saved")
+    (tmp_path / "saved" / name).unlink()
+    with pytest.raises(KernelFileError, match="holds no kernel") as caught:
+        flexc.load(tmp_path / "saved")
+    assert "Kernel.save" in (caught.value.hint or "")
+
+
+def test_changed_machine_code(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.save(tmp_path / "saved")
+    cubin = tmp_path / "saved" / "kernel.cubin"
+    cubin.write_bytes(cubin.read_bytes()[:-1])
+    with pytest.raises(KernelFileError, match="damaged: its checksum does not fit"):
+        flexc.load(tmp_path / "saved")
+
+
+def test_another_format(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.save(tmp_path / "saved")
+    metadata = tmp_path / "saved" / "metadata.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "format": 99}))
+    with pytest.raises(KernelFileError, match="another format") as caught:
+        flexc.load(tmp_path / "saved")
+    assert "precompile it again" in (caught.value.hint or "")
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(KernelFileError, match="holds no kernel"):
+        flexc.load(tmp_path / "nowhere")
+
+
+def test_calling_it_needs_a_gpu_and_what_its_mods_captured(kernel: Kernel) -> None:
+    x = torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(DeviceMismatch, match="q is on cpu"):
+        kernel(x, x, x)
+    loaded = Kernel(kernel.artifact)
+    with pytest.raises(
+        KernelFileError, match=r"captured \['slopes'\]; missing \['slopes'\], unknown \['bias'\]"
+    ):
+        loaded(x, x, x, captures={"bias": SLOPES})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"backward": True}, UnsupportedFeature, "compiles the forward only"),
+        ({"dtype": torch.float64}, UnsupportedDtype, "dtype is torch.float64"),
+        ({"target": "sm70"}, UnsupportedTarget, "there is no target 'sm70'"),
+    ],
+)
+def test_what_cannot_be_compiled(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        _compile(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"head_dim": 0}, UnsupportedHeadDim, "head_dim is 0"),
+        ({"head_dim": 64, "head_dim_v": 513}, UnsupportedHeadDim, "head_dim_v is 513"),
+        ({"head_dim": 64, "options": {"warps": 4}}, UnknownOption, "unknown option 'warps'"),
+        (
+            {"head_dim": 512, "options": {"block_q": 256, "block_kv": 256}},
+            NoFeasiblePlan,
+            "no tiles fit sm90",
+        ),
+    ],
+)
+def test_shapes_and_options_that_have_no_kernel(
+    arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        flexc.compile(**arguments)
+
+
+def test_there_is_no_backward_source(kernel: Kernel) -> None:
+    with pytest.raises(UnsupportedFeature, match="forward only"):
+        _ = kernel.backward_source
