@@ -1,8 +1,7 @@
 # Two commands: `make demo` and `make test`. Each sets up its own .venv on a fresh machine; a second run is quick.
 #
 # Without an NVIDIA driver, one fixed torch and triton are installed first: they suffice to compile for every GPU
-# and to compute on the CPU, and keep pip from fetching gigabytes of CUDA libraries. PyPI's torch asks for a triton
-# of its own, so where pip finds no other, it looks again with PyTorch's index of builds for the CPU.
+# and to compute on the CPU. triton has a step of its own: some builds of torch ask for another one.
 
 PYTHON ?= python3
 JOBS   ?= 2
@@ -10,10 +9,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 HAS_DRIVER := $(shell test -e /proc/driver/nvidia/version || nvidia-smi -L >/dev/null 2>&1 && echo yes)
-TORCH      := $(if $(HAS_DRIVER),torch,torch==2.13.0 triton==3.6.0)
+TORCH      := $(if $(HAS_DRIVER),torch,torch==2.13.0)
+TRITON     := $(if $(HAS_DRIVER),triton,triton==3.6.0)
 NEWEST     := triton==3.9.0
 PIP        := -m pip --disable-pip-version-check install --quiet
-CPU_INDEX  := https://download.pytorch.org/whl/cpu
 
 .PHONY: demo test lint types newest wheel clean
 
@@ -40,8 +39,8 @@ wheel: $(VENV)/.dev
 	rm -rf dist build .venv-wheel
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python $(PIP) $(TORCH) 2>/dev/null || \
-	    .venv-wheel/bin/python $(PIP) $(TORCH) --extra-index-url $(CPU_INDEX)
+	.venv-wheel/bin/python $(PIP) $(TORCH)
+	.venv-wheel/bin/python $(PIP) '$(TRITON)'
 	.venv-wheel/bin/python $(PIP) dist/*.whl
 	cd /tmp && FLEXC_CACHE_DIR="$(CURDIR)/.venv-wheel/cache" \
 	    "$(CURDIR)/.venv-wheel/bin/python" "$(CURDIR)/.ci/smoke.py"
@@ -53,7 +52,8 @@ clean:
 
 $(VENV)/.demo: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) $(TORCH) 2>/dev/null || $(BIN)/python $(PIP) $(TORCH) --extra-index-url $(CPU_INDEX)
+	$(BIN)/python $(PIP) $(TORCH)
+	$(BIN)/python $(PIP) '$(TRITON)'
 	$(BIN)/python $(PIP) --editable '.[plot]'
 	touch $@
 
