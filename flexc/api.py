@@ -15,6 +15,7 @@ from flexc.check import (
     check_no_gradients,
     check_options,
     check_out,
+    check_reads,
     check_scale,
     check_sinks,
     check_tensors,
@@ -184,6 +185,7 @@ def attention(
         check_block_map(block_map.q_len, block_map.kv_len, batch, heads, q, k)
     if values:
         check_captures(tuple(c.name for c in mods.captures), values, q.device)
+        check_reads(mods, values, q)
     call = AttentionCall(
         q=_readable(q),
         k=_readable(k),

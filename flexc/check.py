@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 
+from flexc.call import Mods
 from flexc.errors import (
     BlockMaskMismatch,
     DeviceMismatch,
@@ -17,6 +19,8 @@ from flexc.errors import (
     UnsupportedFeature,
     UnsupportedHeadDim,
 )
+from flexc.ir.expr import Expr, topological
+from flexc.ir.ops import Input, Op
 
 MAX_HEAD_DIM = 512
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
@@ -59,6 +63,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     Raises ShapeMismatch, UnsupportedDtype, UnsupportedFeature, DeviceMismatch or UnsupportedHeadDim.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
+        check_is_tensor(name, x)
         if x.is_nested:
             raise ShapeMismatch(
                 f"{name} is a nested tensor",
@@ -167,6 +172,36 @@ def check_captures(names: tuple[str, ...], values: tuple[object, ...], device: t
             f"the captured tensor {name!r} is on {value.device}, q is on {device}",
             hint=f"{name}.to({str(device)!r})",
         )
+
+
+def check_reads(mods: Mods, values: tuple[object, ...], q: torch.Tensor) -> None:
+    """A captured tensor that is read at `b` or `h` has an entry for every batch or query head.
+
+    Reads at other indices may be out of range where the mask hides them.
+    """
+    lengths = {Input.B: q.shape[0], Input.H: q.shape[1]}
+    for slot, dimension, index in _reads_of_batch_or_head(mods.score, mods.mask):
+        value = values[slot]
+        if isinstance(value, torch.Tensor) and value.shape[dimension] < lengths[index]:
+            name, what = mods.captures[slot].name, "batch" if index is Input.B else "query head"
+            raise ShapeMismatch(
+                f"the captured tensor {name!r} has shape {tuple(value.shape)} and is read at "
+                f"{index.value} in dimension {dimension}, but q has {lengths[index]} "
+                f"{'batches' if index is Input.B else 'heads'}",
+                hint=f"give it one entry a {what}",
+            )
+
+
+@lru_cache(maxsize=256)
+def _reads_of_batch_or_head(*roots: Expr | None) -> tuple[tuple[int, int, Input], ...]:
+    """Slot, dimension and input of every read whose index is `b` or `h` itself."""
+    found = set()
+    for node in topological(*(root for root in roots if root is not None)):
+        if node.op is Op.LOAD and isinstance(node.attr, int):
+            for dimension, index in enumerate(node.args):
+                if index.op is Op.INPUT and index.attr in (Input.B, Input.H):
+                    found.add((node.attr, dimension, index.attr))
+    return tuple(sorted(found, key=str))
 
 
 def check_no_gradients(tensors: tuple[object, ...]) -> None:

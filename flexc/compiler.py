@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flexc.errors import InternalError
+from flexc.errors import BackendUnavailable, InternalError
 
 if TYPE_CHECKING:
     from flexc.codegen.module import GeneratedKernel
@@ -60,11 +60,17 @@ def compile_file(path: Path, kernel: GeneratedKernel) -> MachineCode:
 
     Raises:
         InternalError: Triton refused the generated code; the message names the file and line.
+        BackendUnavailable: Triton was told to interpret.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if triton.knobs.runtime.interpret:
+        raise BackendUnavailable(
+            "TRITON_INTERPRET is set, so Triton interprets and compiles nothing",
+            hint="unset it to compile; flexc.attention(..., backend='triton') runs interpreted",
+        )
     entry = getattr(import_file(path), kernel.entry)
     source = ASTSource(
         entry,

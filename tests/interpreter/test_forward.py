@@ -9,6 +9,7 @@ import torch
 
 import flexc
 from flexc import masks
+from flexc.errors import BackendUnavailable
 from tests.oracle import golden
 
 SMALL = {"block_q": 32, "block_kv": 16, "num_warps": 4, "num_stages": 1}
@@ -144,3 +145,8 @@ def test_out_is_written_in_place() -> None:
     result = flexc.attention(q, k, v, out=out, backend="triton", options=SMALL)
     assert result is out
     assert torch.equal(out, flexc.attention(q, k, v, backend="triton", options=SMALL))
+
+
+def test_compiling_while_triton_interprets_is_an_error_that_says_so() -> None:
+    with pytest.raises(BackendUnavailable, match="TRITON_INTERPRET is set"):
+        flexc.compile(head_dim=40)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flexc
-from flexc import errors, masks
+from flexc import errors, masks, scores
 
 GOOD: dict[str, Any] = {name: torch.ones(1, 4, 8, 16) for name in "qkv"}
 
@@ -40,6 +40,18 @@ def test_attention(changes: dict[str, Any], kind: type[Exception], message: str)
 def test_a_scale_may_be_a_tensor_of_one_number() -> None:
     ours = flexc.attention(**(GOOD | {"scale": torch.tensor(0.25)}))
     assert torch.equal(ours, flexc.attention(**(GOOD | {"scale": 0.25})))
+
+
+@pytest.mark.parametrize(
+    ("mods", "message"),
+    [
+        ({"score_mod": scores.alibi(torch.ones(2))}, r"'slopes' has shape \(2,\).* at h .* q has 4 heads"),
+        ({"mask_mod": masks.document(torch.zeros(0, 8))}, r"'doc_ids' .* at b in dimension 0, .* 1 batches"),
+    ],
+)
+def test_a_captured_tensor_with_too_few_batches_or_heads(mods: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ShapeMismatch, match=message):
+        flexc.attention(**(GOOD | mods))
 
 
 def test_flex_attention_of_no_tensors() -> None:
