@@ -117,11 +117,7 @@ def _placement(view: _Forward) -> tuple[str, ...]:
         "row": view.row_lines,
         "column": (*view.score_column_lines, *view.mask_column_lines),
     }
-    lines = [
-        f"once a {level}: {', '.join(line.partition(' = ')[0] for line in lines)}"
-        for level, lines in levels.items()
-        if lines
-    ]
+    lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
 
 

@@ -68,9 +68,10 @@ def make_plan(
         UnknownOption: an option that no plan has, or a value that it can't take.
         NoFeasiblePlan: the tiles that `options` ask for do not fit the target.
     """
-    options = dict(options or {})
-    wanted = {name: _tile_option(name, options.pop(name)) for name in _TILE_OPTIONS if name in options}
-    precision, why_precision = _precision(spec, options.pop("precision", None))
+    options = options or {}
+    check_options(options)
+    wanted = {name: _tile_option(name, options[name]) for name in _TILE_OPTIONS if name in options}
+    precision, why_precision = _precision(spec, options.get("precision"))
     try:
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     except NoFeasiblePlan:
@@ -78,12 +79,7 @@ def make_plan(
             raise
         precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
-    fast_tanh, why_tanh = _fast_tanh(spec, options.pop("fast_tanh", None))
-    if options:
-        raise UnknownOption(
-            f"unknown option{'s' if len(options) > 1 else ''} {', '.join(map(repr, options))}",
-            hint=f"a plan has {', '.join([*_TILE_OPTIONS, 'precision', 'fast_tanh'])}",
-        )
+    fast_tanh, why_tanh = _fast_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
     return KernelPlan(
         target=target,
@@ -102,6 +98,25 @@ def make_plan(
     )
 
 
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises UnknownOption for an option that no plan has, or a value that it can't take."""
+    known = [*_TILE_OPTIONS, "precision", "fast_tanh"]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise UnknownOption(
+            f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))}",
+            hint=f"a plan has {', '.join(known)}",
+        )
+    for name, value in options.items():
+        if name in _TILE_OPTIONS:
+            _tile_option(name, value)
+    precision, fast_tanh = options.get("precision"), options.get("fast_tanh")
+    if precision is not None and precision not in _PRECISIONS:
+        raise UnknownOption(f"option precision is {precision!r}", hint=f"one of {', '.join(_PRECISIONS)}")
+    if fast_tanh is not None and not isinstance(fast_tanh, bool):
+        raise UnknownOption(f"option fast_tanh is {fast_tanh!r}", hint="True or False")
+
+
 def _tile_option(name: str, value: object) -> int:
     low, high = _TILE_OPTIONS[name]
     whole = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
@@ -113,9 +128,7 @@ def _tile_option(name: str, value: object) -> int:
 
 def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
     if wanted is not None:
-        if wanted not in _PRECISIONS or not isinstance(wanted, str):
-            raise UnknownOption(f"option precision is {wanted!r}", hint=f"one of {', '.join(_PRECISIONS)}")
-        return wanted, _ASKED
+        return str(wanted), _ASKED
     if spec.q_storage is not Storage.FP32:
         return "ieee", "16-bit products are exact in the fp32 accumulator"
     if spec.allow_tf32:
@@ -128,9 +141,7 @@ def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
 
 def _fast_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:
     if wanted is not None:
-        if not isinstance(wanted, bool):
-            raise UnknownOption(f"option fast_tanh is {wanted!r}", hint="True or False")
-        return wanted, "asked for"
+        return bool(wanted), _ASKED
     if spec.score is None or all(node.op is not Op.TANH for node in topological(spec.score)):
         return False, "no tanh"
     if spec.q_storage in (Storage.BF16, Storage.FP16):

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from flexc.call import Mods
+from flexc.codegen.plan import check_options as check_plan_options
 from flexc.errors import (
     BlockMaskMismatch,
     DeviceMismatch,
@@ -49,11 +50,15 @@ def check_scale(scale: object, head_dim: int) -> float:
 
 
 def check_options(options: object) -> tuple[tuple[str, object], ...]:
-    """The options in the order of their names. Raises UnknownOption for what is no mapping of names."""
+    """The options in the order of their names.
+
+    Raises UnknownOption for what is no mapping of names, and for what no plan of a kernel has.
+    """
     if options is None:
         return ()
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise UnknownOption(f"options are {options!r}", hint='a dict of names, such as {"block_q": 64}')
+    check_plan_options(options)
     return tuple(sorted(options.items()))
 
 

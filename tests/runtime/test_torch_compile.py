@@ -47,6 +47,6 @@ def test_a_compiled_block_mask() -> None:
 
 def test_one_graph_is_refused_with_the_reason() -> None:
     compiled = torch.compile(_window, backend="eager", fullgraph=True)
+    q = torch.randn(1, 2, 20, 8)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="flexc is no operator"):
-        q = torch.randn(1, 2, 20, 8)
         compiled(q, q, q, 3)

@@ -122,6 +122,7 @@ def attention_forward(
     head_value = 1.0 / c
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
     q_idx = tl.minimum(rows, q_len - 1)[:, None]
+    # What score_mod multiplies score by is in the scale.
     score_scale = scale * head_value
     to_log2 = LOG2E
     acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)

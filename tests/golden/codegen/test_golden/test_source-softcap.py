@@ -96,6 +96,7 @@ def attention_forward(
     q = tl.load(q_tile, mask=(rows < q_len)[:, None], other=0.0)
     # What the mods need once a head.
     head_value = 1.0 / c
+    # What score_mod multiplies score by is in the scale.
     score_scale = scale * head_value
     to_log2 = LOG2E
     acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
