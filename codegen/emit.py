@@ -55,8 +55,6 @@ _CALL: dict[Op, str] = {
     Op.SQRT: "tl.sqrt",
     Op.RSQRT: "tl.rsqrt",
     Op.SIGMOID: "tl.sigmoid",
-    Op.SIN: "tl.sin",
-    Op.COS: "tl.cos",
     Op.ERF: "tl.erf",
     Op.FLOOR: "tl.floor",
     Op.WHERE: "tl.where",
@@ -70,6 +68,8 @@ HELPERS: dict[Op, str] = {
     Op.MOD: "floor_mod",
     Op.SIGN: "sign",
     Op.TANH: "tanh",
+    Op.SIN: "sine",
+    Op.COS: "cosine",
     Op.POW: "power",
 }
 _LEAVES = frozenset({Op.CONST, Op.INPUT, Op.SCALAR, Op.SIZE, Op.LOAD, Op.CAST})

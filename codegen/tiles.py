@@ -46,7 +46,7 @@ _PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
     },
     MatrixUnit.TCGEN05: {
-        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)),
+        64: (Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3)),
         128: (Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
         256: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
     },
@@ -78,7 +78,11 @@ def choose_tiles(
     tried: dict[Tiles, str] = {}
     spilling: tuple[Tiles, str] | None = None
     for tiles, origin in _candidates(spec, target, wanted):
-        problem = skip.get(tiles) or misfit(spec, target, precision, tiles)
+        problem = (
+            skip.get(tiles)
+            or misfit(spec, target, precision, tiles)
+            or _no_lighter(spec, target, tiles, skip)
+        )
         if problem is None:
             problem = _too_few_registers(spec, target, tiles)
             if problem is None:
@@ -95,6 +99,15 @@ def choose_tiles(
         f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(listed),
         hint="leave out the options, or ask for smaller tiles and fewer stages",
     )
+
+
+def _no_lighter(spec: AttentionSpec, target: Target, tiles: Tiles, skip: Mapping[Tiles, str]) -> str | None:
+    """After some tiles spilled, only those with fewer live registers are worth compiling."""
+    if not skip:
+        return None
+    registers = registers_per_thread(spec, target, tiles)
+    lightest = min(registers_per_thread(spec, target, t) for t in skip)
+    return f"about {registers} registers a thread, {lightest} was too many" if registers >= lightest else None
 
 
 def _origin(origin: str, skip: Mapping[Tiles, str]) -> str:

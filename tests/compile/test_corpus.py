@@ -23,4 +23,4 @@ def test_compiles_without_spills(entry: Entry, target: str, head_dim: int) -> No
     assert resources.spills == 0, kernel.explain()
     (ptx,) = kernel.ptx.values()
     assert MATRIX_INSTRUCTION[target] in ptx
-    assert "cp.async" in ptx
+    assert "cp.async" in ptx or "num_stages = 1" in kernel.explain()
