@@ -37,7 +37,7 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
     offsets = walk = None
     if block_map is not None:
         offsets, walk = (torch.from_numpy(x) for x in stretches(block_map))
-    sinks = None if call.sinks is None else call.sinks.float()
+    sinks = None if call.sinks is None else call.sinks.float().contiguous()
     tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, walk)
     entry[(programs,)](
         *pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x)

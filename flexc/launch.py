@@ -44,8 +44,12 @@ class Launch:
         self.device = device
         self.programs = -(-q_len // kernel.artifact.block_q) * heads * batch
         self.uploads = (None, None) if block_map is None else _on_device(block_map, device)
-        self.tensors = Tensors(q, k, v, out, lse, None if sinks is None else sinks.float(), *self.uploads)
-        self.arguments = pack(kernel.artifact.arguments, self.tensors, values, block_map, scale)
+        self.tensors = Tensors(
+            q, k, v, out, lse, None if sinks is None else sinks.float().contiguous(), *self.uploads
+        )
+        # A 0-dim tensor may lie on the CPU. The copies are held: the arguments have only their addresses.
+        self.values = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in values)
+        self.arguments = pack(kernel.artifact.arguments, self.tensors, self.values, block_map, scale)
 
     @property
     def tail(self) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,10 @@ def pack(
     *,
     address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,
 ) -> list[int | float | torch.Tensor]:
-    """One value an argument. `address` says how a tensor is passed: as a pointer, or as itself."""
+    """One value an argument. `address` says how a tensor is passed: as a pointer, or as itself.
+
+    All tensors lie on the device of q, and outlive the launch: only their addresses are kept.
+    """
     q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     heads = q.shape[1]
@@ -50,9 +54,7 @@ def pack(
     if tensors.sinks is not None:
         packed.append(address(tensors.sinks))
     if values:
-        packed += [
-            _captured(a, values[a.slot], q.device, address) for a in arguments if a.source in _CAPTURED
-        ]
+        packed += [_captured(a, values[a.slot], address) for a in arguments if a.source in _CAPTURED]
     if block_map is not None and tensors.map_offsets is not None and tensors.map_stretches is not None:
         blocks = block_map.q_blocks
         packed += [
@@ -74,19 +76,15 @@ _CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZ
 def _captured(
     argument: Argument,
     value: Value,
-    device: torch.device,
     address: Callable[[torch.Tensor], int | torch.Tensor],
 ) -> int | float | torch.Tensor:
     if argument.source is Source.SCALAR:
-        return int(value) if isinstance(value, bool) else value
+        # A float beyond fp32 becomes infinite, as it does when PyTorch rounds it.
+        return c_float(value).value if isinstance(value, float) else int(value)
     if not isinstance(value, torch.Tensor):
         raise AssertionError(f"{argument.name} is bound to a {type(value).__name__}")
     if argument.source is Source.CAPTURE_STRIDE:
         return value.stride(argument.dimension)
     if argument.source is Source.CAPTURE_SIZE:
         return value.shape[argument.dimension]
-    if value.device != device:
-        value = value.to(
-            device
-        )  # a 0-dim tensor on the CPU; the caching allocator keeps the copy until the launch ran
     return address(value.view(torch.int8) if value.dtype is torch.bool else value)

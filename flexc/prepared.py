@@ -127,7 +127,7 @@ def replay(
         q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
     ):
         return None, None
-    if sinks is not None and sinks.dtype is not torch.float32:
+    if sinks is not None and (sinks.dtype is not torch.float32 or not sinks.is_contiguous()):
         return None, None
     score = None if score_mod is None else as_score_mod(score_mod).trace()
     mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()

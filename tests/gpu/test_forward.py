@@ -72,7 +72,7 @@ def test_sinks(dtype: torch.dtype) -> None:
     sinks = torch.tensor([0.5, -1.0, float("-inf"), 30.0], device="cuda", dtype=dtype)
     _check(*_qkv(140, 140), mask_mod=masks.causal, sinks=sinks)
     _check(*_qkv(140, 140), sinks=sinks)
-    _check(*_qkv(140, 140), sinks=sinks)
+    _check(*_qkv(140, 140), sinks=sinks.repeat_interleave(2)[::2])
 
 
 def test_rows_and_tiles_without_keys() -> None:
@@ -141,6 +141,19 @@ def test_masked_lanes_do_not_read_out_of_range() -> None:
     few = (slice(0, 2), slice(0, 2))
     bias = bias[few]
     _check(q[few], q[few], q[few], score_mod=relative, mask_mod=masks.sliding_window(9))
+
+
+def test_several_0_dim_tensors_on_the_cpu() -> None:
+    low, high, bias = torch.tensor(3), torch.tensor(90), torch.tensor(0.5)
+
+    def band(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx - kv_idx >= low) & (q_idx - kv_idx < high)
+
+    def shifted(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * bias
+
+    for _ in range(2):
+        _check(*_qkv(140, 140), mask_mod=band, score_mod=shifted)
 
 
 def test_autocast_computes_in_its_dtype() -> None:

@@ -78,6 +78,8 @@ def test_sinks() -> None:
     sinks = torch.tensor([0.5, -1.0, float("-inf"), 30.0])
     _check(*_qkv(40, 40), mask_mod=masks.causal, sinks=sinks)
     _check(*_qkv(40, 40), sinks=sinks)
+    _check(*_qkv(40, 40), sinks=torch.randn(8)[::2])
+    _check(*_qkv(40, 40), sinks=torch.randn(1).expand(4))
 
 
 def test_rows_and_tiles_without_keys() -> None:
