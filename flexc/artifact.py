@@ -16,7 +16,7 @@ from flexc.errors import KernelFileError
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
 
-FORMAT = 1
+FORMAT = 2
 SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.py",
     "kernel.cubin",
@@ -24,6 +24,16 @@ SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.ttgir",
     "metadata.json",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """`registers` and `spills` (bytes of local memory) a thread; `shared_memory` (bytes), `warps` a block."""
+
+    registers: int
+    spills: int
+    shared_memory: int
+    warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,7 @@ class Artifact:
     block_q: int
     block_kv: int
     parameters: int
+    resources: Resources
     arguments: tuple[Argument, ...]
     captures: tuple[Capture, ...]
     explanation: str
@@ -121,9 +132,17 @@ def read(folder: Path) -> Artifact:
                 f"{folder} is damaged: its checksum does not fit", hint="precompile it again"
             )
         arguments = tuple(Argument(**{**a, "source": Source(a["source"])}) for a in facts.pop("arguments"))
+        resources = Resources(**facts.pop("resources"))
         captures = tuple(Capture(**{**c, "storage": Storage(c["storage"])}) for c in facts.pop("captures"))
         return Artifact(
-            **facts, source=source, cubin=cubin, ptx=ptx, ttgir=ttgir, arguments=arguments, captures=captures
+            **facts,
+            source=source,
+            cubin=cubin,
+            ptx=ptx,
+            ttgir=ttgir,
+            resources=resources,
+            arguments=arguments,
+            captures=captures,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, KernelFileError):

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from flexc._version import __version__
-from flexc.artifact import Artifact
+from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Argument
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import Target, target_named
@@ -117,7 +117,7 @@ def _build(
 ) -> Artifact:
     from flexc.compiler import parameter_count
 
-    generated, code = _best(spec, target, options, sources, scratch)
+    resources, generated, code = _best(spec, target, options, sources, scratch)
     return Artifact(
         key=key,
         description=spec.describe(),
@@ -132,6 +132,7 @@ def _build(
         block_q=generated.plan.tiles.block_q,
         block_kv=generated.plan.tiles.block_kv,
         parameters=parameter_count(code.ptx, code.name),
+        resources=resources,
         arguments=generated.arguments,
         captures=spec.captures,
         explanation=_explanation(generated, spec),
@@ -146,17 +147,17 @@ def _best(
     options: Mapping[str, object],
     sources: tuple[ModSource, ...],
     scratch: Path,
-) -> tuple[GeneratedKernel, MachineCode]:
+) -> tuple[Resources, GeneratedKernel, MachineCode]:
     """The first planned kernel that spills nothing, or the one of a few that spills least."""
     global compilations
     from flexc.codegen.pipeline import lower
     from flexc.compiler import compile_file
-    from flexc.toolchain import resources_of_cubin
+    from flexc.toolchain import resources_of
 
     skip: dict[Tiles, str] = {}
-    best: tuple[int, GeneratedKernel, MachineCode] | None = None
+    best: tuple[Resources, GeneratedKernel, MachineCode] | None = None
     tries = 0
-    while best is None or (best[0] and tries < _TRIES):
+    while best is None or (best[0].spills and tries < _TRIES):
         try:
             generated = lower(spec, target, options=options, sources=sources, skip=skip)
         except NoFeasiblePlan:
@@ -170,12 +171,12 @@ def _best(
         problem = _too_large(code, target)
         if problem is None:
             tries += 1
-            spills = resources_of_cubin(code.cubin).spills
-            problem = f"{spills} bytes of spilled registers"
-            if best is None or spills < best[0]:
-                best = (spills, generated, code)
+            resources = resources_of(code.cubin, shared=code.shared, warps=code.num_warps)
+            problem = f"{resources.spills} bytes of spilled registers"
+            if best is None or resources.spills < best[0].spills:
+                best = (resources, generated, code)
         skip[generated.plan.tiles] = problem
-    return best[1], best[2]
+    return best
 
 
 def _too_large(code: MachineCode, target: Target) -> str | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flexc import artifact as files
-from flexc.artifact import Artifact
+from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Source
 from flexc.errors import KernelFileError, UnsupportedFeature
-from flexc.toolchain import Resources, disassemble, resources_of
+from flexc.toolchain import disassemble
 
 if TYPE_CHECKING:
     import os
@@ -73,10 +73,10 @@ class Kernel:
         """
         return {self._artifact.entry: disassemble(self._artifact.cubin)}
 
-    @cached_property
+    @property
     def resources(self) -> dict[str, Resources]:
         """Registers a thread, spilled bytes, and shared memory, by entry point."""
-        return {self._artifact.entry: resources_of(self._artifact)}
+        return {self._artifact.entry: self._artifact.resources}
 
     def explain(self) -> str:
         """Every decision with its reason, one a line."""

@@ -5,23 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from flexc.artifact import Artifact
+from flexc.artifact import Resources
 from flexc.errors import BackendUnavailable, InternalError
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """`registers` and `spills` (bytes of local memory) a thread; `shared_memory` (bytes), `warps` a block."""
-
-    registers: int
-    spills: int
-    shared_memory: int
-    warps: int
 
 
 @lru_cache(maxsize=8)
@@ -53,7 +42,7 @@ def disassemble(cubin: bytes) -> str:
     return _run("nvdisasm", "-c", cubin=cubin)
 
 
-def resources_of_cubin(cubin: bytes, *, shared: int = 0, warps: int = 0) -> Resources:
+def resources_of(cubin: bytes, *, shared: int, warps: int) -> Resources:
     """What a kernel takes, as its machine code says; that does not know the dynamic `shared` memory."""
     text = _run("cuobjdump", "-res-usage", cubin=cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
@@ -61,8 +50,3 @@ def resources_of_cubin(cubin: bytes, *, shared: int = 0, warps: int = 0) -> Reso
         raise InternalError(f"cuobjdump said nothing of resources: {text.strip()}")
     registers, stack, static, local = map(int, found.groups())
     return Resources(registers, stack + local, shared + static, warps)
-
-
-def resources_of(artifact: Artifact) -> Resources:
-    """What a compiled kernel takes of the hardware."""
-    return resources_of_cubin(artifact.cubin, shared=artifact.shared, warps=artifact.num_warps)

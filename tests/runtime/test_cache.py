@@ -14,7 +14,7 @@ import pytest
 
 import flexc.templates
 from flexc import artifact, build, cache
-from flexc.artifact import Artifact
+from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Argument, Source
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
@@ -35,6 +35,7 @@ MADE = Artifact(
     block_q=64,
     block_kv=32,
     parameters=1,
+    resources=Resources(32, 0, 1024, 4),
     arguments=(Argument("q_ptr", "*bf16", Source.Q, divisible=True),),
     captures=(Capture("slopes", Storage.FP32, 1), Capture("n", Storage.I32)),
     explanation="because",
