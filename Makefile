@@ -20,8 +20,8 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: lint types
-	$(BIN)/python -m pytest -n $(JOBS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) tests/interpreter
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/interpreter
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ types: $(VENV)/.dev
 
 # The corpus once more, with the newest Triton that is supported, in an environment laid over the first one.
 newest: .venv-newest/.ready
-	.venv-newest/bin/python -m pytest -n $(JOBS) tests/compile
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal tests/compile
 
 # The wheel, installed into an empty environment and used from another folder.
 wheel: $(VENV)/.dev
