@@ -28,7 +28,7 @@ Options = tuple[tuple[str, object], ...]
 _built: dict[tuple[AttentionSpec, str, Options], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
-_TRIES = 5
+_TRIES = 8
 """How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
 """How many kernels this process has compiled; tests count with it."""
