@@ -155,8 +155,3 @@ def replay(
 def keep(key: Key, prepared: Prepared) -> None:
     """Let `replay` find a call."""
     _prepared.put(key, prepared)
-
-
-def forget() -> None:
-    """Drop everything that is kept."""
-    _prepared.clear()
