@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flexc._version import __version__
-from flexc.codegen.arguments import RESERVED, Argument, capture_names, forward_arguments
-from flexc.codegen.emit import LINE_LENGTH, Scope, emit, hoisted_name
-from flexc.codegen.kernel_form import (
-    decisive,
-    fold_scale,
-    multiply_by_reciprocals,
-    separate_comparisons,
-    split_index_casts,
-)
+from flexc.codegen.arguments import Argument, capture_names, forward_arguments
+from flexc.codegen.hoisting import Function, Hoisting, as_tile, mask_form, score_form
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.render import render
-from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
-from flexc.ir.place import Hoists, Placement, hoists, place
-from flexc.ir.printer import to_formula
-from flexc.ir.simplify import simplify
 from flexc.ir.spec import AttentionSpec
 
 ENTRY = "attention_forward"
@@ -49,28 +38,6 @@ class _Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
-    name: str
-    parameters: str
-    doc: str
-    statements: tuple[str, ...]
-    result: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """A mod as a function of a tile, and the call of it."""
-
-    function: _Function
-    arguments: tuple[str, ...]
-    helpers: frozenset[str]
-    inputs: frozenset[Input]
-
-    def call(self, **replaced: str) -> str:
-        return f"{self.function.name}({', '.join(replaced.get(a, a) for a in self.arguments)})"
-
-
-@dataclass(frozen=True, slots=True)
 class _Forward:
     """Everything that the forward template reads. Strings are pieces of Python, booleans are features."""
 
@@ -78,7 +45,7 @@ class _Forward:
     constants: tuple[_Constant, ...]
     helpers: tuple[str, ...]
     fast_tanh: bool
-    functions: tuple[_Function, ...]
+    functions: tuple[Function, ...]
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
@@ -128,10 +95,10 @@ def _view(
     names: tuple[str, ...],
     arguments: tuple[Argument, ...],
 ) -> _Forward:
-    score, factor = _score_form(spec)
-    allowed = _mask_form(spec)
+    score, factor = score_form(spec)
+    allowed = mask_form(spec)
     roots = [r for r in (score, factor, allowed) if r is not None]
-    hoisting = _Hoisting(spec, names, roots, {a.name for a in arguments})
+    hoisting = Hoisting(spec, names, roots, {a.name for a in arguments})
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)
     scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
@@ -158,7 +125,7 @@ def _view(
         mask_call=None if mask is None else mask.call(),
         score_call=None
         if scored is None or score is None
-        else _as_tile(score, scored.call(score="score * score_scale")),
+        else as_tile(score, scored.call(score="score * score_scale")),
         score_scale=scale,
         q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
         k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
@@ -173,102 +140,6 @@ def _view(
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
     )
-
-
-def _as_tile(score: Expr, call: str) -> str:
-    """A score that does not read both row and column, or the score itself, is spread over the tile."""
-    if place(score)[score] is Placement.ELEMENT:
-        return call
-    return f"{call} + tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)"
-
-
-def _score_form(spec: AttentionSpec) -> tuple[Expr | None, Expr | None]:
-    """The score as the kernel computes it, and the factor that joins the softmax scale."""
-    if spec.score is None:
-        # A scale of zero or below can't be applied after masking with -inf: scale first, as for a score_mod.
-        from flexc.ir.build import input_
-
-        return (None, None) if spec.positive_scale else (input_(Input.SCORE), None)
-    score = spec.score if spec.long_indices else split_index_casts(spec.score)
-    score = simplify(multiply_by_reciprocals(score))
-    return fold_scale(score)
-
-
-def _mask_form(spec: AttentionSpec) -> Expr | None:
-    """The mask as the kernel computes it."""
-    return None if spec.mask is None else simplify(separate_comparisons(spec.mask))
-
-
-class _Hoisting:
-    """Names and statements of what is computed once a head, a row or a column."""
-
-    def __init__(
-        self, spec: AttentionSpec, names: tuple[str, ...], roots: list[Expr], taken: set[str]
-    ) -> None:
-        self.spec = spec
-        self.names = names
-        self.taken = taken | RESERVED | set(names)
-        self.bound: dict[Expr, str] = {}
-        self.exact = decisive(*roots)
-        self.helpers: set[str] = set()
-        self.inputs: set[Input] = set()
-        found = hoists(*roots)
-        self.head = self._lines(found.head, "head_value")
-        self.row = self._lines(found.row, "row_value")
-
-    def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
-        nodes = [node for node in nodes if node not in self.bound]
-        results = [hoisted_name(node, self.names, self.taken, stem) for node in nodes]
-        block = emit(self._scope(self.taken), nodes, results)
-        self.bound.update(zip(nodes, results, strict=True))
-        self.helpers |= block.helpers
-        self.inputs |= block.inputs
-        return tuple(block.statements)
-
-    def _scope(self, taken: set[str]) -> Scope:
-        return Scope(self.spec, self.names, self.bound, taken, self.exact)
-
-    def column_lines(self, root: Expr | None) -> tuple[str, ...]:
-        """The statements of the kv loop for `root`, less what an earlier root had computed."""
-        return () if root is None else self._lines(hoists(root).column, "column_value")
-
-    def scale(self, factor: Expr) -> str:
-        """The softmax scale times `factor`."""
-        if factor in self.bound:
-            return f"scale * {self.bound[factor]}"
-        block = emit(self._scope(self.taken), [factor], [None])
-        self.helpers |= block.helpers
-        return f"scale * {block.results[0]}"
-
-    def element(self, name: str, root: Expr, meaning: Expr) -> _Element:
-        """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""
-        found: Hoists = hoists(root)
-        block = emit(self._scope(set(self.taken)), [root], [None])
-        hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column)]
-        text = "\n".join([*block.statements, *block.results])
-        parameters = [i.value for i in Input if i in block.inputs]
-        parameters += [h for h in dict.fromkeys(hoisted) if _mentions(text, h)]
-        parameters += sorted(block.arguments - set(parameters))
-        function = _Function(
-            name=name,
-            parameters=", ".join(parameters),
-            doc=_formula(meaning, self.names),
-            statements=tuple(block.statements),
-            result=block.results[0],
-        )
-        reads = frozenset(block.inputs) | (inputs_of(root) & {Input.KV_IDX})
-        return _Element(function, tuple(parameters), frozenset(block.helpers), reads)
-
-
-def _mentions(text: str, name: str) -> bool:
-    import re
-
-    return re.search(rf"\b{re.escape(name)}\b", text) is not None
-
-
-def _formula(root: Expr, names: tuple[str, ...]) -> str:
-    text = to_formula(root, names)
-    return textwrap.shorten(text, LINE_LENGTH - 12, placeholder=" ...")
 
 
 def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[_Constant, ...]:

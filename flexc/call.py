@@ -53,6 +53,12 @@ class AttentionCall:
     out: torch.Tensor | None
     allow_tf32: bool
     options: tuple[tuple[str, object], ...] = ()
+    dropout_p: float = 0.0
+    """Of the probabilities, in the forward and its backward."""
+    dropout_seed: int = 0
+    """64 bits: which pairs are dropped; the same on every backend."""
+    deterministic: bool = False
+    """The backward gives the same bits every time."""
 
     @property
     def score(self) -> Expr | None:
@@ -65,3 +71,17 @@ class AttentionCall:
     @property
     def captures(self) -> tuple[Capture, ...]:
         return self.mods.captures
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a backend's backward returns, each in the dtype and shape of what it is the gradient of.
+
+    `values` has one entry a captured value; None where no gradient was asked for, or none exists.
+    """
+
+    q: torch.Tensor | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    sinks: torch.Tensor | None
+    values: tuple[torch.Tensor | None, ...]
