@@ -192,5 +192,9 @@ class InvalidBlockMask(FlexcError, ValueError):
     """Lists of blocks, lengths or block sizes that no block mask can have."""
 
 
+class MaskTooOpen(FlexcError, ValueError):
+    """A block map would take more pairs, one by one, than its budget allows; the message says how many."""
+
+
 class SlicedBlockMask(FlexcError, RuntimeError):
     """The mask_mod of a sliced block mask, which does not know by how much its indices have moved."""
