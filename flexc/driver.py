@@ -10,6 +10,8 @@ from flexc.errors import BackendUnavailable, InternalError
 
 _MAX_DYNAMIC_SHARED_SIZE = 8
 _DEFAULT_SHARED = 48 * 1024
+INVALID_CONTEXT = 201
+"""A thread that has made no CUDA call of its own yet has no context, though its process has one."""
 
 
 @lru_cache(maxsize=1)
@@ -49,3 +51,17 @@ def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
             f"{shared} bytes of shared memory",
         )
     return function
+
+
+def make_current(device: int) -> None:
+    """Give this thread the context that PyTorch uses on `device`."""
+    check(library().cuCtxSetCurrent(_primary_context(device)), f"using GPU {device}")
+
+
+@lru_cache(maxsize=64)
+def _primary_context(device: int) -> ctypes.c_void_p:
+    cuda = library()
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"finding GPU {device}")
+    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"using GPU {device}")
+    return context

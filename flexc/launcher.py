@@ -49,16 +49,19 @@ class Launcher:
         cuda = driver.library()
         with self._lock:
             self._struct.pack_into(self._block, 0, *values, *self._nothing)
-            status = cuda.cuLaunchKernel(
+            arguments = (
                 function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
                 ctypes.c_void_p(stream), self._pointers, None,
             )  # fmt: skip
+            status = cuda.cuLaunchKernel(*arguments)
+            if status == driver.INVALID_CONTEXT:
+                driver.make_current(device)
+                status = cuda.cuLaunchKernel(*arguments)
         if status:
             driver.check(status, f"launching {self._artifact.description}")
 
     def _load(self, device: int) -> ctypes.c_void_p:
-        torch.cuda.current_stream(device)  # makes the context of the device current
-        torch.zeros(1, device=f"cuda:{device}")
+        driver.make_current(device)
         function = driver.load_function(self._artifact.cubin, self._artifact.entry, self._artifact.shared)
         self._functions[device] = function
         return function
