@@ -30,7 +30,7 @@ def test_evaluation(root: Expr) -> None:
         results.append(evaluate(root, Env(inputs, on(device), torch, torch.float64)).cpu())
     assert results[0].dtype == results[1].dtype
     if not any(node.dtype is DType.F32 for node in topological(root)):  # else by the last place
-        # A condition that is a number on the CPU picks a branch, of whatever shape; on the GPU it spreads both.
+        # A condition that is a number picks a branch of whatever shape; a tensor spreads both.
         torch.testing.assert_close(*torch.broadcast_tensors(*results), rtol=0, atol=0)
 
 
