@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import Capture
 from flexc.ir.ops import Op
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Captured
 from flexc.ir.types import Storage
 
 
@@ -76,13 +77,13 @@ RESERVED = frozenset({
 })  # fmt: skip
 
 
-def capture_names(captures: tuple[Capture, ...]) -> tuple[str, ...]:
+def capture_names(captures: tuple[Capture, ...], reserved: frozenset[str] = RESERVED) -> tuple[str, ...]:
     """An identifier for each capture, near the user's own name; names derived from it are distinct too."""
     names: list[str] = []
-    taken = set(RESERVED)
+    taken = set(reserved)
     for capture in captures:
         name = re.sub(r"\W+", "_", capture.name, flags=re.ASCII).strip("_") or "captured"
-        if name[0].isdigit() or keyword.iskeyword(name) or name in RESERVED:
+        if name[0].isdigit() or keyword.iskeyword(name) or name in reserved:
             name = f"user_{name}"
         base, n = name, 2
         while taken & (used := _derived(name, capture.rank or 0)):
@@ -103,9 +104,8 @@ def scalar_type(storage: Storage) -> str:
     return {Storage.BOOL: "i32", Storage.FP32: "fp32", Storage.I32: "i32", Storage.I64: "i64"}[storage]
 
 
-def capture_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> list[Argument]:
-    """The arguments of the captures that the graphs still read, by slot."""
-    roots = [root for root in (spec.score, spec.mask) if root is not None]
+def capture_arguments(spec: Captured, names: tuple[str, ...], roots: Sequence[Expr]) -> list[Argument]:
+    """The arguments of the captures that the graphs `roots` still read, by slot."""
     loads, sizes, scalars = _reads(roots)
     arguments: list[Argument] = []
     for slot, (capture, name) in enumerate(zip(spec.captures, names, strict=True)):
@@ -122,7 +122,7 @@ def capture_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> list[Argum
     return arguments
 
 
-def _reads(roots: list[Expr]) -> tuple[set[int], set[tuple[int, int]], set[int]]:
+def _reads(roots: Sequence[Expr]) -> tuple[set[int], set[tuple[int, int]], set[int]]:
     loads: set[int] = set()
     sizes: set[tuple[int, int]] = set()
     scalars: set[int] = set()
@@ -173,7 +173,7 @@ def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argu
     ]
     return (
         *tensors,
-        *capture_arguments(spec, names),
+        *capture_arguments(spec, names, [r for r in (spec.score, spec.mask) if r is not None]),
         *(block_map if spec.blocks_from_map else []),
         *strides,
         *shape,

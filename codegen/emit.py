@@ -17,7 +17,7 @@ from flexc.errors import InternalError
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import Captured
 from flexc.ir.types import DType, Storage
 
 LINE_LENGTH = 110
@@ -101,7 +101,7 @@ class Scope:
     `taken` are the names in use, to which new ones are added; `exact` are nodes to be rounded correctly.
     """
 
-    spec: AttentionSpec
+    spec: Captured
     names: tuple[str, ...]
     bound: Mapping[Expr, str]
     taken: set[str]

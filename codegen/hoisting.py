@@ -22,7 +22,7 @@ from flexc.ir.ops import Input
 from flexc.ir.place import Hoists, Placement, hoists, place
 from flexc.ir.printer import to_formula
 from flexc.ir.simplify import simplify
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,7 @@ def mask_form(spec: AttentionSpec) -> Expr | None:
 class Hoisting:
     """Names and statements of what is computed once a head, a row or a column."""
 
-    def __init__(
-        self, spec: AttentionSpec, names: tuple[str, ...], roots: list[Expr], taken: set[str]
-    ) -> None:
+    def __init__(self, spec: Captured, names: tuple[str, ...], roots: list[Expr], taken: set[str]) -> None:
         self.spec = spec
         self.names = names
         self.taken = taken | RESERVED | set(names)

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 from flexc.errors import BackendUnavailable, InternalError
 
 if TYPE_CHECKING:
+    from flexc.codegen.arguments import Argument
     from flexc.codegen.module import GeneratedKernel
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function of a generated file, and how to compile it. `capability` is major * 10 + minor."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    capability: int
+    num_warps: int
+    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,22 @@ def import_file(path: Path) -> ModuleType:
 
 
 def compile_file(path: Path, kernel: GeneratedKernel) -> MachineCode:
-    """Compile the generated file at `path` for the target of its plan.
+    """Compile the generated file at `path` for the target of its plan; see `compile_entry`."""
+    plan = kernel.plan
+    return compile_entry(
+        path,
+        Entry(
+            kernel.entry,
+            kernel.arguments,
+            plan.target.capability,
+            plan.tiles.num_warps,
+            plan.tiles.num_stages,
+        ),
+    )
+
+
+def compile_entry(path: Path, entry: Entry) -> MachineCode:
+    """Compile one function of the generated file at `path`.
 
     Raises:
         InternalError: Triton refused the generated code; the message names the file and line.
@@ -71,17 +98,15 @@ def compile_file(path: Path, kernel: GeneratedKernel) -> MachineCode:
             "TRITON_INTERPRET is set, so Triton interprets and compiles nothing",
             hint="unset it to compile; flexc.attention(..., backend='triton') runs interpreted",
         )
-    entry = getattr(import_file(path), kernel.entry)
     source = ASTSource(
-        entry,
-        signature={a.name: a.type for a in kernel.arguments},
+        getattr(import_file(path), entry.name),
+        signature={a.name: a.type for a in entry.arguments},
         constexprs={},
-        attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arguments) if a.divisible},
+        attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(entry.arguments) if a.divisible},
     )
-    target = GPUTarget("cuda", kernel.plan.target.capability, 32)
-    tiles = kernel.plan.tiles
+    target = GPUTarget("cuda", entry.capability, 32)
     # Fusing multiply and add is what the hardware is built for; Triton 3.10 would turn it off by default.
-    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "enable_fp_fusion": True}
+    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, "enable_fp_fusion": True}
     try:
         compiled = triton.compile(source, target=target, options=options)
     except Exception as error:

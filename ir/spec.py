@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
+
+
+class Captured(Protocol):
+    """What writing a graph as code must know of its captures: any spec of a kernel has it."""
+
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        """The captures by slot."""
+        ...
+
+    @property
+    def unit_stride(self) -> frozenset[int]:
+        """Slots of captured tensors whose last dimension is contiguous."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_only_what_the_graphs_read_is_passed() -> None:
         total = binary(Op.ADD, total, cast(part, DType.F32))
     total = binary(Op.ADD, total, cast(load(4, (kv,), DType.BOOL), DType.F32))
     spec = spec_for_graphs(score=total, captures=captures, unit_stride=frozenset({2}))
-    arguments = capture_arguments(spec, capture_names(captures))
+    arguments = capture_arguments(spec, capture_names(captures), [total])
     assert [(a.name, a.type) for a in arguments] == [
         ("n", "i32"),
         ("flag", "i32"),
@@ -145,4 +145,5 @@ def test_arguments_are_the_parameters_of_the_kernel() -> None:
 
 
 def test_a_literal_needs_no_argument() -> None:
-    assert capture_arguments(spec_for_graphs(score=binary(Op.ADD, input_(Input.SCORE), const(1.0))), ()) == []
+    score = binary(Op.ADD, input_(Input.SCORE), const(1.0))
+    assert capture_arguments(spec_for_graphs(score=score), (), [score]) == []
