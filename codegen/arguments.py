@@ -62,7 +62,7 @@ class Argument:
 
 # Names that generated files use besides those of the mods' captures.
 RESERVED = frozenset({
-    "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "q_idx", "kv_idx", "q_len", "kv_len",
+    "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "grad", "q_idx", "kv_idx", "q_len", "kv_len",
     "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
     "in_range", "allowed", "stretch", "at", "full_first", "full_end", "map_row", "first_stretch",

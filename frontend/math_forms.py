@@ -212,12 +212,20 @@ def logaddexp(a: Expr, b: Expr) -> Expr:
     """log(exp(a) + exp(b)), without overflow; equal operands may be infinite."""
     a, b = build.cast(a, F32), build.cast(b, F32)
     general = add(maximum(a, b), log1p(exp(neg(absolute(sub(a, b))))))
-    return build.where(equal(a, b), add(a, f32(math.log(2))), general)
+    half = f32(0.5)  # of each, so that each has half of the gradient
+    same = add(add(mul(a, half), mul(b, half)), f32(math.log(2)))
+    return build.where(equal(a, b), same, general)
 
 
 def softplus(x: Expr) -> Expr:
-    """log(1 + exp(x)), without overflow."""
-    return add(maximum(x, f32(0)), log1p(exp(neg(absolute(x)))))
+    """log(1 + exp(x)), without overflow: beyond 40 it is x to 64-bit accuracy."""
+    return build.where(less(f32(40), x), x, log1p(exp(x)))
+
+
+def relu(x: Expr) -> Expr:
+    """The larger of x and 0; at 0 its derivative is 0, where that of a maximum is shared."""
+    zero = build.const(0)
+    return build.where(build.compare(Op.LE, x, zero), zero, x)
 
 
 def is_nan(x: Expr) -> Expr:

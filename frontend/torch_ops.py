@@ -83,7 +83,7 @@ _SAME_TYPE_FUNCTIONS: dict[str, Form] = {
     "trunc": forms.trunc,
     "fix": forms.trunc,
     "frac": lambda x: forms.sub(x, forms.trunc(x)),
-    "relu": lambda x: forms.maximum(x, build.const(0)),
+    "relu": forms.relu,
     "relu6": lambda x: forms.minimum(forms.maximum(x, build.const(0)), build.const(6)),
     "bitwise_not": lambda x: build.unary(Op.NOT if x.dtype is DType.BOOL else Op.BIT_NOT, x),
 }

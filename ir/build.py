@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from flexc.ir.expr import Expr
-from flexc.ir.ops import INFO, Input, Op
+from flexc.ir.ops import FLOAT_INPUTS, INFO, Input, Op
 from flexc.ir.types import DType, promote
 
 _I32_MAX = 2**31 - 1
@@ -36,8 +36,8 @@ def const(value: bool | int | float, dtype: DType | None = None) -> Expr:
 
 
 def input_(which: Input) -> Expr:
-    """One of the inputs: `score` is f32, all others are i32."""
-    return Expr(Op.INPUT, (), which, DType.F32 if which is Input.SCORE else DType.I32)
+    """One of the inputs: `score` and `grad` are f32, all others are i32."""
+    return Expr(Op.INPUT, (), which, DType.F32 if which in FLOAT_INPUTS else DType.I32)
 
 
 def scalar(slot: int, dtype: DType) -> Expr:

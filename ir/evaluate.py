@@ -41,27 +41,39 @@ def evaluate(root: Expr, env: Env) -> Array:
     Integer nodes have the dtype of the inputs that they read (int32 wraps as kernels do, int64 does not).
     Raises InternalError when `env.inputs` lacks an input that the graph reads.
     """
+    return evaluate_all((root,), env)[0]
+
+
+def evaluate_all(roots: tuple[Expr, ...], env: Env) -> tuple[Array, ...]:
+    """The values of several graphs; what they share is computed once. Raises as `evaluate` does."""
     with np.errstate(all="ignore"):
         held: list[Array] = []
-        for node, operands, dead in _schedule(root):
+        steps, results = _schedule(roots)
+        for node, operands, dead in steps:
             held.append(TABLE[node.op](env, node, *(held[i] for i in operands)))
             for i in dead:
                 held[i] = None
-        return held[-1]
+        return tuple(held[i] for i in results)
+
+
+_Step = tuple[Expr, tuple[int, ...], tuple[int, ...]]
 
 
 @lru_cache(maxsize=512)
-def _schedule(root: Expr) -> tuple[tuple[Expr, tuple[int, ...], tuple[int, ...]], ...]:
-    """Each node with the positions of its operands, and of the values that nobody reads after it."""
-    order = topological(root)
+def _schedule(roots: tuple[Expr, ...]) -> tuple[tuple[_Step, ...], tuple[int, ...]]:
+    """Each node with the positions of its operands and of the values not read after it; then the roots'."""
+    order = topological(*roots)
     position = {node: i for i, node in enumerate(order)}
+    results = tuple(position[root] for root in roots)
     last_use = {position[arg]: i for i, node in enumerate(order) for arg in node.args}
     dead: list[list[int]] = [[] for _ in order]
     for value, user in last_use.items():
-        dead[user].append(value)
-    return tuple(
+        if value not in results:
+            dead[user].append(value)
+    steps = (
         (node, tuple(position[arg] for arg in node.args), tuple(dead[i])) for i, node in enumerate(order)
     )
+    return tuple(steps), results
 
 
 def dtype_of(env: Env, dtype: DType) -> Any:

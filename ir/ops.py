@@ -87,6 +87,11 @@ class Input(Enum):
     SCORE = "score"
     Q_LEN = "q_len"
     KV_LEN = "kv_len"
+    GRAD = "grad"
+    """In adjoints only: the gradient of the modified score."""
+
+
+FLOAT_INPUTS = frozenset({Input.SCORE, Input.GRAD})
 
 
 class OpInfo(NamedTuple):

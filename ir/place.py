@@ -45,6 +45,7 @@ _INPUTS = {
     Input.Q_IDX: Placement.ROW,
     Input.KV_IDX: Placement.COLUMN,
     Input.SCORE: Placement.ELEMENT,
+    Input.GRAD: Placement.ELEMENT,
     Input.Q_LEN: Placement.KERNEL,
     Input.KV_LEN: Placement.KERNEL,
 }

@@ -10,7 +10,7 @@ from enum import Enum
 
 from flexc.errors import InternalError
 from flexc.ir.expr import Expr, fold, inputs_of, topological
-from flexc.ir.ops import COMPARISONS, INFO, Input, Op
+from flexc.ir.ops import COMPARISONS, FLOAT_INPUTS, INFO, Input, Op
 from flexc.ir.types import DType
 
 # How tightly each form binds, loosest first.
@@ -81,7 +81,7 @@ def _implied_dtype(node: Expr) -> DType | None:
     if node.op is Op.CONST:
         return {bool: DType.BOOL, int: DType.I32, float: DType.F32}.get(type(node.attr))
     if node.op is Op.INPUT:
-        return DType.F32 if node.attr is Input.SCORE else DType.I32
+        return DType.F32 if node.attr in FLOAT_INPUTS else DType.I32
     if node.op is Op.SIZE:
         return DType.I32
     if node.op in COMPARISONS or INFO[node.op].takes == "bool":
@@ -169,7 +169,7 @@ def _infix(node: Expr, args: tuple[tuple[str, int], ...]) -> tuple[str, int]:
 
 def _variation(node: Expr) -> int:
     """How much of the grid a side reads: the side that reads more is written first."""
-    weight = {Input.SCORE: 8, Input.Q_IDX: 4, Input.KV_IDX: 2}
+    weight = {Input.GRAD: 16, Input.SCORE: 8, Input.Q_IDX: 4, Input.KV_IDX: 2}
     return sum(weight.get(which, 1) for which in inputs_of(node))
 
 

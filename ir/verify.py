@@ -5,7 +5,7 @@ from __future__ import annotations
 from flexc.errors import InternalError
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import Capture, ModGraph, ModKind
-from flexc.ir.ops import COMPARISONS, INFO, Input, Op
+from flexc.ir.ops import COMPARISONS, FLOAT_INPUTS, INFO, Input, Op
 from flexc.ir.printer import to_text
 from flexc.ir.types import DType
 
@@ -90,7 +90,9 @@ def _input_problems(node: Expr, kind: ModKind) -> list[str]:
     problems = []
     if node.attr is Input.SCORE and kind is ModKind.MASK:
         problems.append("a mask_mod reads the score")
-    if node.dtype is not (DType.F32 if node.attr is Input.SCORE else DType.I32):
+    if node.attr is Input.GRAD:
+        problems.append("only an adjoint reads the gradient")
+    if node.dtype is not (DType.F32 if node.attr in FLOAT_INPUTS else DType.I32):
         problems.append(f"the input {node.attr.value} has type {node.dtype.value}")
     return problems
 
