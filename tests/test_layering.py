@@ -25,7 +25,7 @@ HOME = {
     "networkx": ("ir/place.py",),
     "numpy": ("ir/", "frontend/", "flexc/"),
     "rich": ("flexc/cli/",),
-    "sympy": (),
+    "sympy": ("ir/symbolic.py",),
     "torch": ("frontend/", "flexc/"),
     "triton": ("flexc/compiler.py",),
     "typer": ("flexc/cli/",),

@@ -1,0 +1,236 @@
+"""The keys for which a condition holds, by inverting comparisons step by step.
+
+Solved: comparisons of integers whose dependence on `kv_idx` is one term: itself, its multiples, `//` by
+positive numbers, shifts, MIN, MAX, ABS, WHERE, truth values as numbers, and, on request, `%` by a number
+that the mask compares `kv_idx` with too; AND, OR, NOT, equality of conditions; anything of the row. Not
+solved: two different terms of `kv_idx`, captured tensors read at it, floats, other `%`, bit tricks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flexc.ir.build import FALSE, TRUE, compare, const, unary
+from flexc.ir.expr import Expr, topological
+from flexc.ir.key_sets import EVERYTHING, Piece, absorbed, intersection, tidied
+from flexc.ir.magnitude import assumed_numbers
+from flexc.ir.ops import COMPARISONS, Input, Op
+from flexc.ir.ranges import LONGEST, Within
+from flexc.ir.simplify import simplify
+from flexc.ir.symbolic import Algebra, Form, Unsolved
+from flexc.ir.types import DType
+
+_TURNED = {Op.LT: Op.LE, Op.LE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
+_PASSES = 2  # how often keys may start again at 0 in `kv_idx % c`: the two halves of block diffusion
+_MOST_PIECES = 48
+
+Keys = list[Piece]
+
+
+class TooMany(Exception):
+    """A mask takes more pieces than anyone would walk."""
+
+
+class Solver:
+    """Finds the keys of conditions of one mask, and notes what it could not solve and what it assumed."""
+
+    def __init__(self, mask: Expr, *, few_keys: bool) -> None:
+        self.numbers = assumed_numbers(mask)
+        self.algebra = Algebra(mask, self.numbers)
+        self.borders = _borders(mask) if few_keys else frozenset[Expr]()
+        self.longest = LONGEST
+        self.unsolved: dict[Expr, Unsolved] = {}
+
+    def keys(self, condition: Expr, truth: bool = True) -> Keys:
+        """The keys for which `condition` is `truth`."""
+        op, args = condition.op, condition.args
+        if condition is TRUE or condition is FALSE:
+            return [EVERYTHING] if (condition is TRUE) is truth else []
+        if op is Op.NOT:
+            return self.keys(args[0], not truth)
+        if op in (Op.AND, Op.OR):
+            parts = (self.keys(arg, truth) for arg in args)
+            return self._checked(self._both(*parts) if (op is Op.AND) is truth else self._either(*parts))
+        if not self.algebra.reads_kv(condition):
+            return self._of_row(condition if truth else simplify(unary(Op.NOT, condition)))
+        if op in (Op.EQ, Op.NE) and args[0].dtype is DType.BOOL:
+            return self._agreement(args[0], args[1], (op is Op.EQ) is truth)
+        try:
+            if op in COMPARISONS and args[0].dtype.is_integer:
+                return self._compared(op if truth else _TURNED[op], args, truth)
+            if op is Op.LOAD:
+                raise Unsolved(condition, "reads a captured tensor at kv_idx")
+            raise Unsolved(condition, "compares floats" if op in COMPARISONS else "is no comparison")
+        except Unsolved as unsolved:
+            part = condition if truth else simplify(unary(Op.NOT, condition))
+            self.unsolved.setdefault(part, unsolved)
+            return [Piece(exact=False)]
+
+    def _checked(self, keys: Keys) -> Keys:
+        if len(keys) > _MOST_PIECES:
+            raise TooMany
+        return keys
+
+    def _both(self, one: Keys, two: Keys) -> Keys:
+        return intersection(self.algebra, one, two)
+
+    def _either(self, one: Keys, two: Keys) -> Keys:
+        return absorbed(self.algebra, [*one, *two])
+
+    def _agreement(self, a: Expr, b: Expr, equal: bool) -> Keys:
+        both = self._both(self.keys(a, True), self.keys(b, equal))
+        return self._checked(self._either(both, self._both(self.keys(a, False), self.keys(b, not equal))))
+
+    def _of_row(self, condition: Expr) -> Keys:
+        if condition is TRUE or condition is FALSE:
+            return [EVERYTHING] if condition is TRUE else []
+        if condition.op in COMPARISONS and condition.args[0].dtype.is_integer:
+            a, b = (self.algebra.form(arg) for arg in condition.args)
+            extent = self.algebra.extent(a - b)
+            decided = {
+                Op.LE: (extent.hi <= 0, extent.lo > 0),
+                Op.LT: (extent.hi < 0, extent.lo >= 0),
+                Op.EQ: (extent.lo == extent.hi == 0, extent.lo > 0 or extent.hi < 0),
+                Op.NE: (extent.lo > 0 or extent.hi < 0, extent.lo == extent.hi == 0),
+            }[condition.op]
+            if any(decided):
+                return [EVERYTHING] if decided[0] else []
+        return [Piece(conditions=(condition,))]
+
+    # Comparisons of integers.
+
+    def _compared(self, op: Op, args: tuple[Expr, ...], truth: bool) -> Keys:
+        a, b = args if truth or op in (Op.EQ, Op.NE) else (args[1], args[0])
+        difference = self.algebra.form(a) - self.algebra.form(b)
+        if op is Op.LE:
+            return self._at_most_zero(difference)
+        if op is Op.LT:
+            return self._at_most_zero(difference + 1)
+        if op is Op.EQ:
+            return self._both(self._at_most_zero(difference), self._at_most_zero(-difference))
+        return self._either(self._at_most_zero(difference + 1), self._at_most_zero(1 - difference))
+
+    def _at_most_zero(self, form: Form) -> Keys:
+        """The keys for which a form is zero or less."""
+        extent = self.algebra.extent(form)
+        if extent.hi <= 0:
+            return [EVERYTHING]
+        if extent.lo > 0:
+            return []
+        terms, rest = self.algebra.of_kv(form)
+        if not terms:
+            condition = compare(Op.LE, self.algebra.bound(rest), const(0))
+            return [Piece(conditions=(simplify(condition),))]
+        if len(terms) > 1:
+            raise Unsolved(next(iter(terms)), "stands beside another term of kv_idx")
+        ((node, factor),) = terms.items()
+        if factor > 0:
+            return self._limited(node, self.algebra.quotient(-rest, factor), above=True)
+        return self._limited(node, self.algebra.quotient(rest - factor - 1, -factor), above=False)
+
+    def _limited(self, node: Expr, limit: Form, *, above: bool) -> Keys:
+        """The keys for which `node <= limit` (`above`), or `node >= limit`."""
+        if node.op is Op.INPUT and node.attr is Input.KV_IDX:
+            piece = Piece(ends=(limit + 1,)) if above else Piece(firsts=(limit,))
+            kept = tidied(self.algebra, piece)
+            return [] if kept is None else [kept]
+        if node.op not in _STEPS:
+            raise Unsolved(node, "is not affine in kv_idx" if node.op is not Op.LOAD else _LOADED)
+        return _STEPS[node.op](self, node, limit, above)
+
+    def _under(self, form: Form, limit: Form, above: bool) -> Keys:
+        return self._at_most_zero(form - limit if above else limit - form)
+
+
+def _borders(mask: Expr) -> frozenset[Expr]:
+    """What `kv_idx` is compared with: where one of them is a period, keys are meant to pass it once."""
+    found = set()
+    for node in topological(mask):
+        if node.op in COMPARISONS:
+            sides = [arg.args[0] if arg.op is Op.CAST else arg for arg in node.args]
+            if any(side.attr is Input.KV_IDX for side in sides):
+                found.update(sides)
+    return frozenset(found)
+
+
+_LOADED = "reads a captured tensor at kv_idx"
+
+
+def _floordiv(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    algebra, divisor = solver.algebra, node.args[1]
+    if algebra.reads_kv(divisor) or algebra.strict.of(divisor).lo < 1:
+        raise Unsolved(node, "divides by what may be zero or less")
+    if above:
+        return solver._under(algebra.form(node.args[0]), algebra.product(limit + 1, divisor) - 1, True)
+    return solver._under(algebra.form(node.args[0]), algebra.product(limit, divisor), False)
+
+
+def _shift(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    count = node.args[1].attr
+    if node.args[1].op is not Op.CONST or not isinstance(count, int) or not 0 <= count < 31:
+        raise Unsolved(node, "shifts by what is no literal")
+    form = solver.algebra.form(node.args[0])
+    return solver._under(form, (limit + 1) * 2**count - 1 if above else limit * 2**count, above)
+
+
+def _mod(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    """`kv_idx % c` where keys pass c once: `kv_idx` before it, `kv_idx - c` from it on."""
+    algebra, (x, divisor) = solver.algebra, node.args
+    if algebra.reads_kv(divisor) or algebra.strict.of(divisor).lo < 1:
+        raise Unsolved(node, "is the remainder of a division by what may be zero or less")
+    if x.op is not Op.INPUT or divisor not in solver.borders:
+        raise Unsolved(node, "starts again and again")
+    if divisor.op is Op.CONST and isinstance(divisor.attr, int):
+        solver.longest = min(solver.longest, _PASSES * divisor.attr)
+    elif divisor.op is Op.SCALAR and isinstance(divisor.attr, int) and divisor.attr in solver.numbers:
+        known = solver.numbers[divisor.attr]
+        solver.numbers[divisor.attr] = Within(known.slot, known.least, known.greatest, _PASSES)
+    else:
+        raise Unsolved(node, "starts again and again")
+    kv, period = algebra.form(x), algebra.form(divisor)
+    before = solver._both([Piece(ends=(period,))], solver._under(kv, limit, above))
+    after = solver._both([Piece(firsts=(period,))], solver._under(kv - period, limit, above))
+    return solver._either(before, after)
+
+
+def _extreme(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    one, two = (solver._under(solver.algebra.form(arg), limit, above) for arg in node.args)
+    return solver._either(one, two) if (node.op is Op.MIN) is above else solver._both(one, two)
+
+
+def _abs(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    form = solver.algebra.form(node.args[0])
+    one, two = solver._under(form, limit, above), solver._under(-form, limit, above)
+    return solver._both(one, two) if above else solver._either(one, two)
+
+
+def _where(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    condition, x, y = node.args
+    chosen = (solver._under(solver.algebra.form(arg), limit, above) for arg in (x, y))
+    one, two = (
+        solver._both(solver.keys(condition, truth), keys)
+        for truth, keys in zip((True, False), chosen, strict=True)
+    )
+    return solver._either(one, two)
+
+
+def _truth(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    if node.args[0].dtype is not DType.BOOL:
+        raise Unsolved(node, "is converted from another type")
+    found: Keys = []
+    for truth in (True, False):
+        fits = solver._under(solver.algebra.form(const(int(truth))), limit, above)
+        found = solver._either(found, solver._both(solver.keys(node.args[0], truth), fits))
+    return found
+
+
+_STEPS: dict[Op, Callable[[Solver, Expr, Form, bool], Keys]] = {
+    Op.FLOORDIV: _floordiv,
+    Op.SHR: _shift,
+    Op.MOD: _mod,
+    Op.MIN: _extreme,
+    Op.MAX: _extreme,
+    Op.ABS: _abs,
+    Op.WHERE: _where,
+    Op.CAST: _truth,
+}
