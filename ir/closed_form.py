@@ -7,6 +7,7 @@ ranges that hold too much, and are listed. With more than a few ranges a row the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from flexc.ir.key_sets import Piece, contains
 from flexc.ir.merge import end_of, first_of, merged
 from flexc.ir.ranges import Range, Ranges
 from flexc.ir.simplify import simplify
-from flexc.ir.solve import Keys, Solver, TooMany
+from flexc.ir.solve import Keys, Runs, Solver, TooMany
 from flexc.ir.symbolic import Algebra
 
 MOST_RANGES = 8
@@ -36,22 +37,33 @@ def closed_form(mask: Expr, *, any_length: bool = False) -> Ranges | None:
     The answer holds for calls that `Ranges.holds` accepts. An exact answer for few keys (`Ranges.longest`,
     `Within.reach`) is preferred to a rough one for any number, unless `any_length`.
     """
-    ranges, _ = _solved(simplify(mask), False)
+    simple = simplify(mask)
+    ranges, _ = _remembered(simple, False)
     if any_length or (ranges is not None and ranges.is_exact):
         return ranges
-    short, _ = _solved(simplify(mask), True)
+    short, _ = _remembered(simple, True)
     return short if short is not None and short.is_exact else ranges
 
 
 def obstacles(mask: Expr) -> tuple[Obstacle, ...]:
     """What keeps a mask from an exact closed form; none where it has one."""
     ranges = closed_form(mask)
-    return () if ranges is not None and ranges.is_exact else _solved(simplify(mask), False)[1]
+    return () if ranges is not None and ranges.is_exact else _remembered(simplify(mask), False)[1]
 
 
 @lru_cache(maxsize=512)
-def _solved(mask: Expr, few_keys: bool) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
-    solver = Solver(mask, few_keys=few_keys)
+def _remembered(mask: Expr, few_keys: bool) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
+    return solve(mask, few_keys=few_keys, runs={})
+
+
+def solve(
+    mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs]
+) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
+    """The ranges of a simplified mask, and what could not be solved.
+
+    `few_keys` allows assumptions on the number of keys; `runs` has the keys of comparisons of ids.
+    """
+    solver = Solver(mask, few_keys=few_keys, runs=runs)
     try:
         keys = solver.keys(mask)
     except TooMany:

@@ -77,12 +77,13 @@ def assumed_numbers(root: Expr) -> dict[int, Within]:
 class Magnitudes:
     """The extents of integer and boolean nodes, remembered.
 
-    `trusting`: captured tensors hold no more than half of what their type can; for sums of a position and a
-    captured value, which nobody means to wrap.
+    `positions` are captured values known to be positions. `trusting`: other captured tensors hold no more
+    than half of what their type can; for sums of a position and a captured value, which nobody means to wrap.
     """
 
-    def __init__(self, numbers: dict[int, Within], *, trusting: bool) -> None:
+    def __init__(self, numbers: dict[int, Within], positions: frozenset[Expr], *, trusting: bool) -> None:
         self.numbers = numbers
+        self.positions = positions
         self.trusting = trusting
         self._exact: dict[Expr, Extent] = {}
 
@@ -118,6 +119,8 @@ class Magnitudes:
         if node.op is Op.SCALAR and isinstance(node.attr, int) and node.attr in self.numbers:
             within = self.numbers[node.attr]
             return Extent(within.least, within.greatest)
+        if node in self.positions:
+            return Extent(0, LONGEST)
         if node.op in (Op.LOAD, Op.SCALAR):
             return _HALF[node.dtype] if self.trusting else WIDTH[node.dtype]
         if any(arg.dtype is DType.F32 for arg in node.args) or node.op not in _RULES:

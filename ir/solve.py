@@ -8,9 +8,10 @@ solved: two different terms of `kv_idx`, captured tensors read at it, floats, ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from flexc.ir.build import FALSE, TRUE, compare, const, unary
+from flexc.ir.build import FALSE, TRUE, compare, const, input_, unary
 from flexc.ir.expr import Expr, topological
 from flexc.ir.key_sets import EVERYTHING, Piece, absorbed, intersection, tidied
 from flexc.ir.magnitude import assumed_numbers
@@ -27,6 +28,20 @@ _MOST_PIECES = 48
 Keys = list[Piece]
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """For a comparison of ids: where the keys of the row's id lie.
+
+    Those from `run_first` to `run_end` all have it, the query among them; none has it outside `hull_first` to
+    `hull_end`.
+    """
+
+    run_first: Expr
+    run_end: Expr
+    hull_first: Expr
+    hull_end: Expr
+
+
 class TooMany(Exception):
     """A mask takes more pieces than anyone would walk."""
 
@@ -34,9 +49,17 @@ class TooMany(Exception):
 class Solver:
     """Finds the keys of conditions of one mask, and notes what it could not solve and what it assumed."""
 
-    def __init__(self, mask: Expr, *, few_keys: bool) -> None:
+    def __init__(self, mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs]) -> None:
         self.numbers = assumed_numbers(mask)
-        self.algebra = Algebra(mask, self.numbers)
+        self.runs = runs
+        positions = (
+            bound
+            for run in runs.values()
+            for bound in (run.run_first, run.run_end, run.hull_first, run.hull_end)
+        )
+        self.algebra = Algebra(mask, self.numbers, frozenset(positions))
+        for run in runs.values():
+            self._know(run)
         self.borders = _borders(mask) if few_keys else frozenset[Expr]()
         self.longest = LONGEST
         self.unsolved: dict[Expr, Unsolved] = {}
@@ -53,6 +76,8 @@ class Solver:
             return self._checked(self._both(*parts) if (op is Op.AND) is truth else self._either(*parts))
         if not self.algebra.reads_kv(condition):
             return self._of_row(condition if truth else simplify(unary(Op.NOT, condition)))
+        if condition in self.runs:
+            return self._of_run(condition, (op is Op.EQ) is truth)
         if op in (Op.EQ, Op.NE) and args[0].dtype is DType.BOOL:
             return self._agreement(args[0], args[1], (op is Op.EQ) is truth)
         try:
@@ -96,6 +121,30 @@ class Solver:
             if any(decided):
                 return [EVERYTHING] if decided[0] else []
         return [Piece(conditions=(condition,))]
+
+    def _know(self, run: Runs) -> None:
+        q = input_(Input.Q_IDX)
+        self.algebra.know(run.hull_first, run.run_first)
+        self.algebra.know(run.run_end, run.hull_end)
+        for first, end in ((run.run_first, run.run_end), (run.hull_first, run.hull_end)):
+            self.algebra.know(first, q)
+            self.algebra.know(q, end, gap=1)
+            self.algebra.know(first, end, gap=1)
+
+    def _of_run(self, comparison: Expr, equal: bool) -> Keys:
+        run, form = self.runs[comparison], self.algebra.form
+        contiguous = run.run_first is run.hull_first
+        if not contiguous:
+            self.unsolved.setdefault(comparison, Unsolved(comparison, "depends on where the ids are equal"))
+        inner = Piece((form(run.run_first),), (form(run.run_end),))
+        outer = Piece((form(run.hull_first),), (form(run.hull_end),), exact=False)
+        if equal:
+            return self._either([inner], [] if contiguous else [outer])
+        outside = [Piece(ends=outer.firsts), Piece(firsts=outer.ends)]
+        if contiguous:
+            return outside
+        around = [Piece(ends=inner.firsts, exact=False), Piece(firsts=inner.ends, exact=False)]
+        return [*outside, *around]
 
     # Comparisons of integers.
 

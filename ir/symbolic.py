@@ -35,15 +35,15 @@ class Unsolved(Exception):
 class Algebra:
     """Forms over one mask's nodes."""
 
-    def __init__(self, root: Expr, numbers: dict[int, Within]) -> None:
-        self.strict = Magnitudes(numbers, trusting=False)
-        self.trusting = Magnitudes(numbers, trusting=True)
+    def __init__(self, root: Expr, numbers: dict[int, Within], positions: frozenset[Expr]) -> None:
+        self.strict = Magnitudes(numbers, positions, trusting=False)
+        self.trusting = Magnitudes(numbers, positions, trusting=True)
         self._placements = place(root)
         self._symbols: dict[Expr, Form] = {}
         self._nodes: dict[Form, Expr] = {}
         self._forms: dict[Expr, Form] = {}
         self._extents: dict[Form, Extent] = {}
-        self._known: list[tuple[Form, Form]] = []
+        self._known: list[tuple[Form, Form, int]] = []
 
     def reads_kv(self, node: Expr) -> bool:
         """Whether a node of the mask depends on `kv_idx`."""
@@ -163,19 +163,19 @@ class Algebra:
             self._extents[form] = found
         return found
 
-    def know(self, small: Expr, large: Expr) -> None:
-        """From now on, `small <= large` is certain."""
-        self._known.append((self.symbol(small), self.symbol(large)))
+    def know(self, small: Expr, large: Expr, gap: int = 0) -> None:
+        """From now on, `small + gap <= large` is certain."""
+        self._known.append((self.symbol(small), self.symbol(large), gap))
 
     def _known_pairs(self, factors: dict[Form, int]) -> list[Extent]:
         """Takes `small - large` and `large - small` out of a sum, and gives their bounds."""
         found = []
-        for small, large in self._known:
+        for small, large, gap in self._known:
             count = factors.get(small, 0)
             if count == 1 == -factors.get(large, 0) or count == -1 == -factors.get(large, 0):
                 self._take(factors, {small: 1, large: -1}, count)
                 widest = 2 * WIDTH[DType.I64].hi
-                found.append(Extent(-widest, 0) if count > 0 else Extent(0, widest))
+                found.append(Extent(-widest, -gap) if count > 0 else Extent(gap, widest))
         return found
 
     def _is_mod(self, symbol: Form) -> bool:
