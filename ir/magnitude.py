@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import COMPARISONS, Input, Op
+from flexc.ir.place import Placement, place
 from flexc.ir.ranges import LONGEST, Within
 from flexc.ir.types import DType
 
@@ -42,6 +43,8 @@ WIDTH = {
     DType.I32: Extent(-(2**31), 2**31 - 1),
     DType.I64: Extent(-(2**63), 2**63 - 1),
 }
+_SUMS = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.SHL})
+_KEEPING = frozenset({Op.CAST, Op.MIN, Op.MAX, Op.ABS})
 _HALF = {DType.I32: Extent(-LARGE, LARGE), DType.I64: Extent(-(2**62), 2**62)}
 
 
@@ -74,17 +77,35 @@ def assumed_numbers(root: Expr) -> dict[int, Within]:
     return found
 
 
+def trusted_tensors(root: Expr) -> frozenset[int]:
+    """The slots of captured tensors that `root` adds to positions of keys, or to sums of them.
+
+    Nobody means these sums to wrap: a closed form takes the tensors to hold no more than half of what their
+    type can. Only what is compared alone may be as large as it likes.
+    """
+    placements = place(root)
+    summed: set[Expr] = set()
+    for node in topological(root):
+        if node.op in _SUMS and placements[node] >= Placement.COLUMN:
+            summed.update(node.args)
+    for node in reversed(topological(root)):
+        if node in summed and node.op in _SUMS | _KEEPING:
+            summed.update(node.args)
+    return frozenset(node.attr for node in summed if node.op is Op.LOAD and isinstance(node.attr, int))
+
+
 class Magnitudes:
     """The extents of integer and boolean nodes, remembered.
 
-    `positions` are captured values known to be positions. `trusting`: other captured tensors hold no more
-    than half of what their type can; for sums of a position and a captured value, which nobody means to wrap.
+    `positions` are captured values known to be positions; `trusted` are slots, see `trusted_tensors`.
     """
 
-    def __init__(self, numbers: dict[int, Within], positions: frozenset[Expr], *, trusting: bool) -> None:
+    def __init__(
+        self, numbers: dict[int, Within], positions: frozenset[Expr], trusted: frozenset[int]
+    ) -> None:
         self.numbers = numbers
         self.positions = positions
-        self.trusting = trusting
+        self.trusted = trusted
         self._exact: dict[Expr, Extent] = {}
 
     def of(self, node: Expr) -> Extent:
@@ -122,7 +143,7 @@ class Magnitudes:
         if node in self.positions:
             return Extent(0, LONGEST)
         if node.op in (Op.LOAD, Op.SCALAR):
-            return _HALF[node.dtype] if self.trusting else WIDTH[node.dtype]
+            return _HALF[node.dtype] if node.attr in self.trusted else WIDTH[node.dtype]
         if any(arg.dtype is DType.F32 for arg in node.args) or node.op not in _RULES:
             return WIDTH[node.dtype]
         return _RULES[node.op](node, [self.of(arg) for arg in node.args])

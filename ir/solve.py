@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flexc.ir.build import FALSE, TRUE, compare, const, input_, unary
+from flexc.ir.equal_terms import replaced, replacements
 from flexc.ir.expr import Expr, topological
 from flexc.ir.key_sets import EVERYTHING, Piece, absorbed, intersection, tidied
 from flexc.ir.magnitude import assumed_numbers
 from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.ranges import LONGEST, Within
+from flexc.ir.rewrite_logic import flatten
 from flexc.ir.simplify import simplify
 from flexc.ir.symbolic import Algebra, Form, Unsolved
 from flexc.ir.types import DType
@@ -72,8 +74,8 @@ class Solver:
         if op is Op.NOT:
             return self.keys(args[0], not truth)
         if op in (Op.AND, Op.OR):
-            parts = (self.keys(arg, truth) for arg in args)
-            return self._checked(self._both(*parts) if (op is Op.AND) is truth else self._either(*parts))
+            parts = flatten(op, condition)
+            return self._all(parts, truth) if (op is Op.AND) is truth else self._any(parts, truth)
         if not self.algebra.reads_kv(condition):
             return self._of_row(condition if truth else simplify(unary(Op.NOT, condition)))
         if condition in self.runs:
@@ -90,6 +92,24 @@ class Solver:
             part = condition if truth else simplify(unary(Op.NOT, condition))
             self.unsolved.setdefault(part, unsolved)
             return [Piece(exact=False)]
+
+    def _all(self, parts: list[Expr], truth: bool) -> Keys:
+        """Of conditions that must all be `truth`; an equation among them rewrites the others."""
+        equation = Op.EQ if truth else Op.NE
+        for equal in [part for part in parts if part.op is equation]:
+            table = replacements(*equal.args, self.algebra.reads_kv)
+            if table:
+                parts = [part if part is equal else replaced(part, table) for part in parts]
+        found: Keys = [EVERYTHING]
+        for part in parts:
+            found = self._checked(self._both(found, self.keys(part, truth)))
+        return found
+
+    def _any(self, parts: list[Expr], truth: bool) -> Keys:
+        found: Keys = []
+        for part in parts:
+            found = self._checked(self._either(found, self.keys(part, truth)))
+        return found
 
     def _checked(self, keys: Keys) -> Keys:
         if len(keys) > _MOST_PIECES:
@@ -207,7 +227,7 @@ _LOADED = "reads a captured tensor at kv_idx"
 
 def _floordiv(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
     algebra, divisor = solver.algebra, node.args[1]
-    if algebra.reads_kv(divisor) or algebra.strict.of(divisor).lo < 1:
+    if algebra.reads_kv(divisor) or algebra.magnitudes.of(divisor).lo < 1:
         raise Unsolved(node, "divides by what may be zero or less")
     if above:
         return solver._under(algebra.form(node.args[0]), algebra.product(limit + 1, divisor) - 1, True)
@@ -225,7 +245,7 @@ def _shift(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
 def _mod(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
     """`kv_idx % c` where keys pass c once: `kv_idx` before it, `kv_idx - c` from it on."""
     algebra, (x, divisor) = solver.algebra, node.args
-    if algebra.reads_kv(divisor) or algebra.strict.of(divisor).lo < 1:
+    if algebra.reads_kv(divisor) or algebra.magnitudes.of(divisor).lo < 1:
         raise Unsolved(node, "is the remainder of a division by what may be zero or less")
     if x.op is not Op.INPUT or divisor not in solver.borders:
         raise Unsolved(node, "starts again and again")

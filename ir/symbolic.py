@@ -11,8 +11,8 @@ from typing import Any
 import sympy
 
 from flexc.ir.build import binary, cast, const
-from flexc.ir.expr import Expr
-from flexc.ir.magnitude import LARGE, WIDTH, Extent, Magnitudes
+from flexc.ir.expr import Expr, rebuild
+from flexc.ir.magnitude import LARGE, WIDTH, Extent, Magnitudes, trusted_tensors
 from flexc.ir.ops import Op
 from flexc.ir.place import Placement, place
 from flexc.ir.printer import to_text
@@ -36,8 +36,7 @@ class Algebra:
     """Forms over one mask's nodes."""
 
     def __init__(self, root: Expr, numbers: dict[int, Within], positions: frozenset[Expr]) -> None:
-        self.strict = Magnitudes(numbers, positions, trusting=False)
-        self.trusting = Magnitudes(numbers, positions, trusting=True)
+        self.magnitudes = Magnitudes(numbers, positions, trusted_tensors(root))
         self._placements = place(root)
         self._symbols: dict[Expr, Form] = {}
         self._nodes: dict[Form, Expr] = {}
@@ -77,9 +76,8 @@ class Algebra:
     def _collected(self, node: Expr) -> Form:
         if node.op is Op.CONST and isinstance(node.attr, int):
             return sympy.Integer(int(node.attr))
-        reads_kv = self.reads_kv(node)
-        if (self.trusting if reads_kv else self.strict).wraps(node):
-            if reads_kv:
+        if self.magnitudes.wraps(node):
+            if self.reads_kv(node):
                 raise Unsolved(node, "may wrap its 32 bits" if node.dtype is DType.I32 else "may wrap")
             return self.symbol(node)
         if node.op is Op.CAST and node.args[0].dtype.is_integer:
@@ -193,7 +191,7 @@ class Algebra:
     def _monomial(self, monomial: Form) -> Extent:
         extent = Extent(1, 1)
         for symbol, power in monomial.as_powers_dict().items():
-            own = self.strict.of(self._nodes[symbol])
+            own = self.magnitudes.of(self._nodes[symbol])
             for _ in range(int(power)):
                 corners = [a * b for a in extent for b in own]
                 extent = Extent(min(corners), max(corners))
@@ -204,21 +202,21 @@ class Algebra:
         found = []
         for symbol in [s for s in factors if self._is_mod(s)]:
             x, divisor = self._nodes[symbol].args
-            if self.strict.of(divisor).lo < 1:
+            if self.magnitudes.of(divisor).lo < 1:
                 continue
             count = factors.get(symbol, 0)
-            if whole and count < 0 and self.strict.of(x).lo >= 0:
+            if whole and count < 0 and self.magnitudes.of(x).lo >= 0:
                 terms, constant = self.terms(self.form(x))
                 if not constant and all(factors.get(m, 0) >= -count * f > 0 for m, f in terms.items()):
                     self._take(factors, {symbol: 1} | {m: -f for m, f in terms.items()}, count)
-                    found.append(Extent(0, self.strict.of(x).hi * -count))
+                    found.append(Extent(0, self.magnitudes.of(x).hi * -count))
                     continue
-            pair = self.symbol(divisor) if divisor.op is not Op.CONST else None
+            pair = self.form(divisor)
             if count and pair in factors and (factors[pair] < 0) is (count > 0):
                 shared = min(abs(count), abs(factors[pair]))
                 sign = 1 if count > 0 else -1
                 self._take(factors, {symbol: 1, pair: -1}, sign * shared)
-                ends = [sign * shared * e for e in (-self.strict.of(divisor).hi, -1)]
+                ends = [sign * shared * e for e in (-self.magnitudes.of(divisor).hi, -1)]
                 found.append(Extent(min(ends), max(ends)))
         return found
 
@@ -257,7 +255,7 @@ class Algebra:
         return simplify(cast(total, DType.I32))
 
     def _is_small(self, symbol: Form) -> bool:
-        return self.strict.of(self._nodes[symbol]).inside(Extent(-LARGE, LARGE))
+        return self.magnitudes.of(self._nodes[symbol]).inside(Extent(-LARGE, LARGE))
 
     def _sum(self, form: Form, dtype: DType, saturated: Form = None) -> Expr:
         factors, constant = self.terms(form)
@@ -290,10 +288,22 @@ class Algebra:
         return result
 
     def _clamped(self, node: Expr) -> Expr:
-        lo, hi = self.strict.of(node)
+        lo, hi = self.magnitudes.of(node)
         if hi > LARGE:
             node = binary(Op.MIN, node, const(LARGE, node.dtype))
         return binary(Op.MAX, node, const(-LARGE, node.dtype)) if lo < -LARGE else node
+
+
+def without_saturation(root: Expr) -> Expr:
+    """A bound without what only keeps extreme values inside 32 bits: for people, not for kernels."""
+
+    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        limit = {Op.MIN: LARGE, Op.MAX: -LARGE}.get(node.op)
+        if limit is not None and args[1].op is Op.CONST and args[1].attr == limit:
+            return args[0]
+        return cast(args[0], node.dtype) if node.op is Op.CAST else Expr(node.op, args, node.attr, node.dtype)
+
+    return simplify(rebuild(root, replace))
 
 
 def _rank(monomial: Form) -> int:

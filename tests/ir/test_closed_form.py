@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexc.ir.arrays import Array
-from flexc.ir.build import binary, compare, const, input_, load, logic, scalar, unary, where
+from flexc.ir.build import binary, cast, compare, const, input_, load, logic, scalar, unary, where
 from flexc.ir.closed_form import closed_form, obstacles
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input, Op
-from flexc.ir.ranges import Ranges
+from flexc.ir.printer import to_formula
+from flexc.ir.ranges import LONGEST, Ranges
+from flexc.ir.symbolic import without_saturation
 from flexc.ir.types import DType
 from flexc.mods import as_mask_mod
 from tests.ir.expressions import BATCH, HEADS, KV_LEN, Q_LEN, booleans, capture_values, full_grid
@@ -185,3 +187,138 @@ def test_the_corpus(name: str) -> None:
         ranges = closed_form(mask, any_length=any_length)
         if ranges is not None and ranges.holds(values, *lengths[2:]):
             check(mask, ranges, values, lengths)
+
+
+def ranges_as_text(name: str) -> list[str]:
+    mask, _, names, _ = _traced(MASKS[name])
+    ranges = closed_form(mask)
+    assert ranges is not None
+    assert ranges.is_exact
+    bounds = [[to_formula(without_saturation(end), names) for end in (r.first, r.end)] for r in ranges.ranges]
+    return [f"{first} .. {end}" for first, end in bounds]
+
+
+EXACT = {
+    "causal": ["0 .. q_idx + 1"],
+    "causal_aligned_to_the_end": ["0 .. q_idx + offset + 1"],
+    "not_causal": ["q_idx + 1 .. kv_len"],
+    "sliding_window": ["max(q_idx - W + 1, 0) .. q_idx + 1"],
+    "default_arguments": ["max(q_idx - size, 0) .. q_idx + size + 1"],
+    "window_and_first_keys": ["0 .. min(q_idx + 1, 4)", "max(q_idx - W + 1, 0) .. q_idx + 1"],
+    "prefix_lm": ["0 .. max(P, q_idx + 1)"],
+    "prefix_lm_by_batch": ["0 .. max(P[b], q_idx + 1)"],
+    "chunked": ["q_idx - q_idx % C .. q_idx + 1"],
+    "document_from_cu_seqlens": ["max(first_of[q_idx], 0) .. min(q_idx + 1, end_of[q_idx])"],
+    "gym_packed_causal_document": ["max(offsets[document_id[q_idx]], 0) .. q_idx + 1"],
+    "block_diffusion": [
+        "q_idx % L - q_idx % L % bs .. where(q_idx < L, min(L, q_idx % L + bs - q_idx % L % bs), 0)",
+        "L .. where(q_idx < L, q_idx % L + L - q_idx % L % bs, q_idx % L + L + bs - q_idx % L % bs)",
+    ],
+    "padding_by_length": ["0 .. where(q_idx < lengths[b], lengths[b], 0)"],
+    "two_windows_by_head": ["max(q_idx - windows[h] + 1, 0) .. q_idx + 1"],
+    "even_batches_only": ["0 .. where(b % 2 == 0, q_idx + 1, 0)"],
+    "dense_rows": ["0 .. where(rows[b, q_idx], kv_len, 0)"],
+    "whole_rows_masked": ["0 .. where(q_idx % 5 != 2 and q_idx >= 40, q_idx + 1, 0)"],
+    "nothing_allowed": [],
+    "torch_noop": ["0 .. kv_len"],
+    "ranges_of_a_row": ["max(ranges[q_idx, 0], 0) .. ranges[q_idx, 1]"],
+    "hf_chunked_causal": ["max(q_idx - (q_idx - left_padding[b]) % chunk_size, 0) .. q_idx + 1"],
+    "gym_batchify": ["q_idx - q_idx % batchify_size .. q_idx + 1"],
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_ranges(name: str) -> None:
+    assert ranges_as_text(name) == EXACT[name]
+
+
+def test_composed_masks() -> None:
+    causal, window = compare(Op.LE, KV, Q), compare(Op.LT, binary(Op.SUB, Q, KV), const(8))
+    prefix = compare(Op.LT, KV, const(5))
+    both = closed_form(logic(Op.AND, causal, window))
+    either = closed_form(logic(Op.OR, causal, logic(Op.AND, causal, window)))
+    with_prefix = closed_form(logic(Op.AND, causal, logic(Op.OR, prefix, window)))
+    assert both is not None
+    assert either is not None
+    assert with_prefix is not None
+    after_q = binary(Op.ADD, Q, const(1))
+    assert [(r.first, r.end) for r in both.ranges] == [
+        (binary(Op.MAX, binary(Op.SUB, Q, const(7)), const(0)), after_q)
+    ]
+    assert [(r.first, r.end) for r in either.ranges] == [(const(0), after_q)]
+    assert len(with_prefix.ranges) == 2
+    assert with_prefix.is_sorted
+
+
+def test_extreme_captured_values() -> None:
+    """Windows and offsets at the ends of 32 and 64 bits stand for all keys or none: nothing wraps."""
+    values = [
+        np.array([2**31 - 1, -(2**31), 7], np.int32),
+        np.array([2**63 - 1, -(2**63), 7], np.int64),
+        np.array([2**31 - 1, -(2**31), 12], np.int32),
+    ]
+    narrow, wide, other = (load(i, (H,), t) for i, t in enumerate((DType.I32, DType.I64, DType.I32)))
+    distance = binary(Op.SUB, Q, KV)
+    masks = [
+        *(compare(op, distance, w) for op in (Op.LT, Op.LE, Op.NE) for w in (narrow, wide)),
+        *(compare(op, w, KV) for op in (Op.LT, Op.LE) for w in (narrow, wide)),
+        *(compare(op, KV, w) for op in (Op.LT, Op.LE, Op.EQ) for w in (narrow, wide)),
+        compare(Op.LT, binary(Op.SUB, Q, narrow), KV),
+        compare(Op.LE, binary(Op.FLOORDIV, KV, const(4)), narrow),
+        compare(Op.LE, binary(Op.MUL, KV, const(3)), wide),
+        logic(Op.AND, compare(Op.LT, distance, narrow), compare(Op.LE, KV, other)),
+    ]
+    for mask in masks:
+        ranges = closed_form(mask)
+        assert ranges is not None
+        assert ranges.is_exact
+        check(mask, ranges, values, (1, 3, 20, 24))
+
+
+def test_numbers_are_checked_before_use() -> None:
+    divisor = scalar(0, DType.I32)
+    chunk = compare(Op.EQ, binary(Op.FLOORDIV, Q, divisor), binary(Op.FLOORDIV, KV, divisor))
+    ranges = closed_form(chunk)
+    assert ranges is not None
+    assert ranges.holds([4], 100, 100)
+    assert not ranges.holds([0], 100, 100)
+    assert not ranges.holds([-4], 100, 100)
+    assert not ranges.holds([4], 100, LONGEST + 1)
+
+    mask, values, _, _ = _traced(MASKS["block_diffusion"])
+    halves = closed_form(mask)
+    assert halves is not None
+    length = values[0]
+    assert halves.holds(values, 2 * length, 2 * length)
+    assert not halves.holds(values, 2 * length, 2 * length + 1)
+    longer = closed_form(mask, any_length=True)
+    assert longer is not None
+    assert longer.holds(values, 10 * length, 10 * length)
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        (compare(Op.LT, binary(Op.BIT_XOR, KV, const(5)), Q), "is not affine in kv_idx"),
+        (load(0, (Q, KV), DType.BOOL), "reads a captured tensor at kv_idx"),
+        (compare(Op.EQ, binary(Op.MOD, KV, const(3)), const(0)), "starts again and again"),
+        (compare(Op.LT, binary(Op.MUL, KV, const(2**20)), Q), "may wrap its 32 bits"),
+        (compare(Op.LT, cast(KV, DType.F32), const(2.5)), "compares floats"),
+        (
+            compare(Op.LT, binary(Op.FLOORDIV, KV, load(0, (), DType.I32)), Q),
+            "divides by what may be zero or less",
+        ),
+        (
+            compare(Op.LT, binary(Op.ADD, KV, binary(Op.FLOORDIV, KV, const(2))), Q),
+            "stands beside another term of kv_idx",
+        ),
+    ],
+)
+def test_reasons(mask: Expr, reason: str) -> None:
+    assert closed_form(mask) is None
+    assert [o.reason for o in obstacles(mask)] == [reason]
+    rest = closed_form(logic(Op.AND, compare(Op.LE, KV, Q), mask))
+    assert rest is not None
+    assert not rest.is_exact
+    assert rest.open_parts == (obstacles(mask)[0].part,)
+    assert [r.end for r in rest.ranges] == [binary(Op.ADD, Q, const(1))]
