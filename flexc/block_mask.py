@@ -13,6 +13,7 @@ from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
 from flexc.conversions import converted
 from flexc.errors import BlockMaskMismatch, InvalidBlockMask, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
+from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.runs import TileGrid
 from flexc.map_cache import block_map_for
 from flexc.mask_functions import (
@@ -304,6 +305,8 @@ def create_block_mask(
     separate_full_blocks: bool = True,
     compute_dq_write_order: bool = False,
     dq_kv_order: bool = True,
+    *,
+    budget: float = DEFAULT_BUDGET,
 ) -> BlockMask:
     """The block mask of a mask function, found without the dense mask.
 
@@ -319,8 +322,11 @@ def create_block_mask(
         separate_full_blocks: list full blocks apart; otherwise all that are not empty are listed as partial.
         compute_dq_write_order: also rank the blocks for PyTorch's deterministic FLASH backward.
         dq_kv_order: with that, rank by descending kv block.
+        budget: the most pairs at which the mask is evaluated. Analysis decides most tiles without; a mask
+            that leaves many open is refused as soon as it is foreseen to take more. `math.inf`: no limit.
 
     Raises:
+        MaskTooOpen: the budget does not suffice; the message says what the whole would cost.
         InvalidBlockMask: a block size below 16, or a length that is no integer of 0 or more.
         NotAMod, TraceError: `mask_mod` is no mask, or can't be traced.
     """
@@ -342,6 +348,7 @@ def create_block_mask(
             separate_full_blocks=separate_full_blocks,
             compute_dq_write_order=compute_dq_write_order,
             dq_kv_order=dq_kv_order,
+            budget=budget,
         )
     where = default_device() if device is None else torch.device(device)
     torch.empty(0, device=where)  # a device that is not there fails here, as in PyTorch
@@ -358,6 +365,7 @@ def create_block_mask(
         heads=shape[1],
         block_q=block_q,
         block_kv=block_kv,
+        budget=budget,
     )
     result = BlockMask.from_map(block_map, mask_mod, shape=shape, device=where)
     result._separate_full = separate_full_blocks

@@ -20,6 +20,7 @@ import torch
 from flexc.call import AttentionCall
 from flexc.ir.blockmap import BlockMap, build_block_map
 from flexc.ir.expr import Expr, inputs_of, topological
+from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.ops import Input, Op
 from flexc.lru import LRU
 
@@ -51,10 +52,14 @@ def block_map_for(
     heads: int,
     block_q: int,
     block_kv: int,
+    budget: float = DEFAULT_BUDGET,
 ) -> BlockMap:
     """The block map of a mask graph over the captured `values` (by slot), from the cache or newly found.
 
-    The map has one batch (head) where the mask does not read `b` (`h`).
+    The map has one batch (head) where the mask does not read `b` (`h`). `budget`: see `create_block_mask`.
+
+    Raises:
+        MaskTooOpen: a new map takes more than `budget` evaluations.
     """
     reads, slots = _reads(mask)
     batch = batch if Input.B in reads else 1
@@ -73,6 +78,7 @@ def block_map_for(
         heads=heads,
         block_q=block_q,
         block_kv=block_kv,
+        budget=budget,
     )
     tensors = (values[slot] for slot in slots)
     _found.put(key, _Found(block_map, tuple(weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor))))

@@ -14,6 +14,7 @@ from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
 from flexc.frontend.signature import ARGUMENTS, check_arity
 from flexc.frontend.trace import Trace, trace
 from flexc.ir.graph import ModKind
+from flexc.ir.ledger import DEFAULT_BUDGET
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +108,21 @@ class MaskMod(Mod):
         KV_LEN: int,
         device: torch.device | str | None = None,
         BLOCK_SIZE: int | tuple[int, int] = 128,
+        *,
+        budget: float = DEFAULT_BUDGET,
     ) -> BlockMask:
-        """Which tiles of the score matrix are empty, partial or full. None for B or H: the same for all."""
+        """Which tiles of the score matrix are empty, partial or full. None for B or H: the same for all.
+
+        `budget` is the most pairs at which the mask is evaluated, see `create_block_mask`.
+
+        Raises:
+            MaskTooOpen: the budget does not suffice.
+        """
         from flexc.block_mask import create_block_mask
 
-        return create_block_mask(self, B, H, Q_LEN, KV_LEN, device=device, BLOCK_SIZE=BLOCK_SIZE)
+        return create_block_mask(
+            self, B, H, Q_LEN, KV_LEN, device=device, BLOCK_SIZE=BLOCK_SIZE, budget=budget
+        )
 
     def plot(
         self,

@@ -13,12 +13,13 @@ from flexc.ir.arrays import Array, Arrays, Namespace, arrays_of, convert
 from flexc.ir.bind import bind
 from flexc.ir.classify import classify
 from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.ops import Input
 from flexc.ir.runs import Packed, Segments, TileGrid, TileKind, intersection, pack, transposition, unpack
 
 __all__ = ["BlockMap", "TileKind", "build_block_map", "from_kinds", "from_segments"]
 
-_BUDGET = 64 * 2**20
+_WORKSPACE = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,12 +206,17 @@ def build_block_map(
     block_kv: int,
     xp: Namespace = np,
     device: Any = None,
-    budget: int = _BUDGET,
+    budget: float = DEFAULT_BUDGET,
+    workspace: int = _WORKSPACE,
 ) -> BlockMap:
     """The exact map of a bool expression, with `batch` and `heads` 1 where it does not read them.
 
-    `values` are the captures by slot: numbers, and arrays of `xp` (on `device`, for torch). `budget` is about
-    how many bytes of temporary memory may be held at once, beside captures and the result.
+    `values` are the captures by slot: numbers, and arrays of `xp` (on `device`, for torch). `budget` is how
+    many pairs may be evaluated. `workspace` is about how many bytes of temporary memory may be held at once,
+    beside captures and the result.
+
+    Raises:
+        MaskTooOpen: the budget does not suffice.
     """
     mask = bind(mask, values, q_len=q_len, kv_len=kv_len)
     reads = inputs_of(mask)
@@ -218,5 +224,5 @@ def build_block_map(
         q_len, kv_len, block_q, block_kv, batch if Input.B in reads else 1, heads if Input.H in reads else 1
     )
     arrays = Arrays(xp, device)
-    decisions = classify(mask, values, grid, arrays, budget)
+    decisions = classify(mask, values, grid, arrays, budget=budget, workspace=workspace)
     return _map_of(grid, pack(grid, arrays, decisions.segments), decisions.decided)

@@ -83,14 +83,18 @@ def pack(grid: TileGrid, arrays: Arrays, segments: Segments) -> Packed:
 
     The tile that hangs over the end of the keys is cut off FULL segments and becomes PARTIAL.
     """
-    segments = _demote_overhang(grid, arrays, segments)
+    return _compressed(grid, arrays, merged(grid, arrays, _demote_overhang(grid, arrays, segments)))
+
+
+def merged(grid: TileGrid, arrays: Arrays, segments: Segments) -> Segments:
+    """The segments sorted by row and place, with neighbours of one kind joined."""
     segments = segments.take(arrays.order(segments.row * (grid.kv_blocks + 1) + segments.first))
     row, first, end, kind = segments
     touches = (row[1:] == row[:-1]) & (first[1:] == end[:-1]) & (kind[1:] == kind[:-1])
     edge = arrays.zeros((min(1, len(row)),), touches.dtype)
     starts = arrays.positions(~arrays.concat([edge, touches]))
     stops = arrays.positions(~arrays.concat([touches, edge]))
-    return _compressed(grid, arrays, Segments(row[starts], first[starts], end[stops], kind[starts]))
+    return Segments(row[starts], first[starts], end[stops], kind[starts])
 
 
 def _compressed(grid: TileGrid, arrays: Arrays, runs: Segments) -> Packed:

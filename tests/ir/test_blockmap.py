@@ -82,15 +82,15 @@ def check_form(block_map: BlockMap) -> None:
     blocks=st.sampled_from([(4, 4), (3, 5), (8, 2), (1, 1), (32, 32), (5, 1)]),
     lengths=st.sampled_from([(Q_LEN, KV_LEN), (1, KV_LEN), (Q_LEN, 1), (16, 16), (64, 40)]),
     xp=st.sampled_from([np, torch]),
-    budget=st.sampled_from([1, 2**12, 2**26]),
+    workspace=st.sampled_from([1, 2**12, 2**26]),
 )
 def test_map_equals_brute_force(
-    mask: Expr, seed: int, blocks: tuple[int, int], lengths: tuple[int, int], xp: Any, budget: int
+    mask: Expr, seed: int, blocks: tuple[int, int], lengths: tuple[int, int], xp: Any, workspace: int
 ) -> None:
     values = capture_values(seed)
     converted = [xp.asarray(v) if isinstance(v, np.ndarray) else v for v in values]
     sizes = {"batch": BATCH, "heads": HEADS, "block_q": blocks[0], "block_kv": blocks[1]}
-    block_map = build(mask, converted, *lengths, xp=xp, budget=budget, **sizes)
+    block_map = build(mask, converted, *lengths, xp=xp, workspace=workspace, **sizes)
     check_form(block_map)
     expected = brute_kinds(dense_mask(mask, values, (BATCH, HEADS, *lengths)), *blocks)
     np.testing.assert_array_equal(kinds_of(block_map, BATCH, HEADS), expected)
