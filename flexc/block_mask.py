@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from flexc.block_index import Index, chosen_rows, rows_of
 from flexc.block_listing import BlockListing
 from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
 from flexc.conversions import converted
@@ -43,7 +43,6 @@ __all__ = [
 DEFAULT_BLOCK_SIZE = 128
 # PyTorch's flex_attention makes a mask of one such block where the user gives none.
 ONE_BLOCK = 1 << 30
-Index = int | slice | torch.Tensor
 
 
 class BlockMask(BlockListing):
@@ -212,7 +211,7 @@ class BlockMask(BlockListing):
                 f"{self.BLOCK_SIZE}; the block mask has {self._map.q_blocks} x {self._map.kv_blocks}",
                 hint="after slicing query blocks, assign block_mask.seq_lengths = (q_len, kv_len)",
             )
-        self._refitted = select_rows(self._map, _rows_of(self._map), extent)
+        self._refitted = select_rows(self._map, rows_of(self._map), extent)
         return self._refitted
 
     def to(self, device: DeviceLike) -> BlockMask:
@@ -233,17 +232,12 @@ class BlockMask(BlockListing):
         `seq_lengths` when query blocks were chosen.
 
         Raises:
+            BlockIndexOutOfRange: an integer, or one of a tensor, is outside.
             InvalidBlockMask: there are more than three indices, or more than one is a tensor.
         """
         if self.dq_kv_order is not None:
             raise UnsupportedFeature("a block mask with a tensor dq_kv_order can't be sliced")
-        given = index if isinstance(index, tuple) else (index,)
-        if len(given) > 3:
-            raise InvalidBlockMask(f"a block mask takes at most 3 indices, not {len(given)}")
-        rows = np.broadcast_to(_rows_of(self._map), (*self._shape, self._map.q_blocks))
-        rows = rows[tuple(_as_numpy_index(i) for i in given)]
-        if rows.ndim != 3 or sum(isinstance(i, torch.Tensor) for i in given) > 1:
-            raise InvalidBlockMask("a block mask is indexed by slices, integers and at most one 1-d tensor")
+        rows = chosen_rows(self._map, self._shape, index)
         extent = TileGrid(rows.shape[2] * self.BLOCK_SIZE[0], self._map.kv_len, *self.BLOCK_SIZE, 1, 1)
         shape = (rows.shape[0], rows.shape[1])
         if self._map.batch == 1:  # what the map shares stays shared
@@ -266,7 +260,7 @@ class BlockMask(BlockListing):
                 hint="make a new block mask",
             )
         extent = TileGrid(new_q_len, new_kv_len, *self.BLOCK_SIZE, 1, 1)
-        rows = _rows_of(self._map)[:, :, : extent.q_blocks]
+        rows = rows_of(self._map)[:, :, : extent.q_blocks]
         return self._like(select_rows(self._map, rows, extent), self._shape, self.mask_mod)
 
     def _like(self, block_map: BlockMap, shape: tuple[int, int], mask_mod: MaskFunction) -> BlockMask:
@@ -384,21 +378,6 @@ def _count(name: str, value: object) -> int:
     if number < 0:
         raise InvalidBlockMask(f"{name} is {number}: it can't be negative")
     return number
-
-
-def _rows_of(block_map: BlockMap) -> Any:
-    """The number of each row of a map: (batch, heads, q blocks)."""
-    shape = (block_map.batch, block_map.heads, block_map.q_blocks)
-    return np.arange(block_map.batch * block_map.heads * block_map.q_blocks).reshape(shape)
-
-
-def _as_numpy_index(index: Index) -> Any:
-    """An integer as a slice of one, a tensor as an array."""
-    if isinstance(index, torch.Tensor):
-        return index.detach().cpu().numpy()
-    if isinstance(index, int):
-        return slice(index, index + 1 or None)
-    return index
 
 
 def _moved(x: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

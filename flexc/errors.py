@@ -192,6 +192,10 @@ class InvalidBlockMask(FlexcError, ValueError):
     """Lists of blocks, lengths or block sizes that no block mask can have."""
 
 
+class BlockIndexOutOfRange(FlexcError, IndexError):
+    """An index outside the batches, heads or query blocks of a block mask."""
+
+
 class MaskTooOpen(FlexcError, ValueError):
     """A block map would take more pairs, one by one, than its budget allows; the message says how many."""
 

@@ -16,7 +16,7 @@ from torch.nn.attention import flex_attention as torch_flex
 import flexc
 from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
 from flexc.block_mask import as_block_mask
-from flexc.errors import BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
+from flexc.errors import BlockIndexOutOfRange, BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
 from flexc.map_cache import _found
 
 TENSORS = (
@@ -96,6 +96,35 @@ def test_slices_are_those_of_pytorch(mask: Any, index: Any) -> None:
     theirs = torch_flex.create_block_mask(mask, 2, 3, 512, 300, device="cpu", BLOCK_SIZE=64)[index]
     ours.mask_mod = theirs.mask_mod = mask
     _assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (2, "index 2 into the 2 batches"),
+        (-3, "index -3 into the 2 batches"),
+        ((0, 3), "3 heads"),
+        ((0, 0, 8), "8 query blocks .*\n.* from -8 to 7"),
+        ((slice(None), torch.tensor([0, 3])), "index 3 into the 3 heads"),
+        ((slice(None), torch.tensor([True, False])), "length 2 over 3 heads"),
+    ],
+    ids=str,
+)
+def test_indices_out_of_range_are_errors(index: Any, message: str) -> None:
+    mask = create_block_mask(by_head, 2, 3, 512, 300, device="cpu", BLOCK_SIZE=64)
+    with pytest.raises(BlockIndexOutOfRange, match=message) as e:
+        mask[index]
+    assert isinstance(e.value, IndexError)
+
+
+def test_slices_by_flags_are_slices_by_positions() -> None:
+    mask = create_block_mask(by_head, 2, 3, 512, 300, device="cpu", BLOCK_SIZE=64)
+    flags = torch.tensor([True, False, True])
+    _assert_same(mask[:, flags], mask[:, torch.tensor([0, 2])])
+    with pytest.raises(InvalidBlockMask, match="indexed by '0'"):
+        mask["0"]  # type: ignore[index]
+    with pytest.raises(InvalidBlockMask, match="at most one tensor"):
+        mask[torch.tensor([0]), torch.tensor([0])]
 
 
 def test_adjust_is_that_of_pytorch() -> None:
