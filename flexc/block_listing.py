@@ -9,6 +9,7 @@ import torch
 
 from flexc.block_lists import Array, BlockLists, dense_kinds, rank_tiles, to_lists, visited_blocks
 from flexc.ir.blockmap import BlockMap, TileKind
+from flexc.ir.overview import Overview, overview
 from flexc.mask_functions import MaskFunction
 
 _SHADES = (" ", "░", "█")
@@ -133,7 +134,10 @@ class BlockListing:
         return torch.from_numpy((self._kinds() != TileKind.EMPTY).astype(np.int32)).to(self._device)
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
-        """The blocks as pictures of at most `grid_size` cells (-1: all), of the first `limit` heads."""
+        """The blocks as pictures of at most `grid_size` cells (-1: all), of the first `limit` heads.
+
+        Costs by the number of runs and cells, so a mask of any length can be printed.
+        """
         pictures: list[str] = []
         for position in np.ndindex(*self._shape):
             if len(pictures) == limit:
@@ -144,8 +148,10 @@ class BlockListing:
                 ]
                 break
             b, h = (min(i, n - 1) for i, n in zip(position, (self._map.batch, self._map.heads), strict=True))
-            listed = self._map.kinds(b, h) != TileKind.EMPTY
-            pictures.append(f"{tuple(map(int, position))}\n{_draw(listed, grid_size)}")
+            rows, columns = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+            pictures.append(
+                f"{tuple(map(int, position))}\n{_draw(overview(self._map, rows, columns, b=b, h=h))}"
+            )
         return "\n".join(pictures)
 
     def __str__(self) -> str:
@@ -154,12 +160,27 @@ class BlockListing:
         )
 
     def __repr__(self) -> str:
-        empty, partial, full = self._map.counts()
-        name = getattr(self.mask_mod, "__name__", self.mask_mod)
-        return (
-            f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, sparsity={self.sparsity():.2f}%, "
-            f"blocks={empty} empty + {partial} partial + {full} full, mask_mod={name})"
-        )
+        outer, q_blocks, kv_blocks = self._shape, self._map.q_blocks, self._map.kv_blocks
+        by_query, by_key = (*outer, q_blocks), (*outer, kv_blocks)
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "kv_num_blocks": by_query,
+            "kv_indices": (*by_query, kv_blocks),
+            "full_kv_num_blocks": by_query if self._separate_full else None,
+            "full_kv_indices": (*by_query, kv_blocks) if self._separate_full else None,
+            "q_num_blocks": by_key if self._has_q else None,
+            "q_indices": (*by_key, q_blocks) if self._has_q else None,
+            "full_q_num_blocks": by_key if self._has_q and self._separate_full else None,
+            "full_q_indices": (*by_key, q_blocks) if self._has_q and self._separate_full else None,
+        }
+        lines = [
+            f"{name}={None if shape is None else torch.Size(shape)}" for name, shape in shapes.items()
+        ] + [
+            f"BLOCK_SIZE={self.BLOCK_SIZE}",
+            f"shape={self.shape}",
+            f"sparsity={self.sparsity():.2f}%",
+            f"mask_mod={getattr(self.mask_mod, '__name__', self.mask_mod)}",
+        ]
+        return "BlockMask(\n" + ",\n".join(f"    {line}" for line in lines) + "\n)"
 
     def _kinds(self) -> Array:
         """The kind of every tile as it is listed: (B, H, q blocks, kv blocks)."""
@@ -180,15 +201,8 @@ class BlockListing:
         return lists
 
 
-def _draw(listed: Array, grid_size: int | tuple[int, int]) -> str:
+def _draw(cells: Overview) -> str:
     """Cells of two characters: nothing, some or all of their blocks are visited."""
-    rows, columns = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
-    row_step, column_step = max(1, -(-listed.shape[0] // rows)), max(1, -(-listed.shape[1] // columns))
-    lines = []
-    for r in range(0, listed.shape[0], row_step):
-        line = ""
-        for c in range(0, listed.shape[1], column_step):
-            cell = listed[r : r + row_step, c : c + column_step]
-            line += _SHADES[int(cell.any()) + int(cell.all())] * 2
-        lines.append(line + "\n")
-    return "".join(lines)
+    visited = cells.partial + cells.full
+    shades = (visited > 0).astype(np.int64) + (visited == cells.tiles)
+    return "".join("".join(_SHADES[shade] * 2 for shade in row) + "\n" for row in shades.tolist())

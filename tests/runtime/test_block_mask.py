@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,7 @@ def _assert_same(ours: Any, theirs: Any) -> None:
     assert ours.sparsity() == pytest.approx(theirs.sparsity())
     assert torch.equal(ours.to_dense(), theirs.to_dense())
     assert str(ours) == str(theirs)
+    assert repr(ours) == repr(theirs)
     assert ours.to_string((3, 2), limit=1) == theirs.to_string((3, 2), limit=1)
     assert ours.to_string(-1) == theirs.to_string(-1)
 
@@ -308,3 +310,16 @@ def test_a_long_causal_mask_is_small() -> None:
     assert block_map is not None
     assert block_map.runs.nbytes + block_map.offsets.nbytes < 400_000
     assert mask.sparsity() == pytest.approx(50, abs=0.1)
+
+
+def test_printing_a_long_mask_takes_no_dense_array() -> None:
+    mask = create_block_mask(window, None, None, 1_000_000, 1_000_000, device="cpu", BLOCK_SIZE=16)
+    tracemalloc.start()
+    text, representation = str(mask), repr(mask)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60 * 2**20  # one byte a tile would be 4 GB
+    picture = text.splitlines()[2:-1]
+    assert len(picture) == 20
+    assert [line[2 * i : 2 * i + 2] for i, line in enumerate(picture)] == ["░░"] * 20
+    assert "torch.Size([1, 1, 62500, 62500])" in representation
