@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flexc.explain_ranges import has_formula, keys_of_a_row
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.build import TRUE
 from flexc.ir.expr import Expr, inputs_of
@@ -51,11 +52,13 @@ def explain_mask(
     rows = [("formula", to_formula(view.graph, names))]
     rows += _captures(view.captures, resolve(None, mask)[1])
     rows.append(("reads", _reads(view.graph)))
+    rows += _listed("keys", keys_of_a_row(view.graph, view.captures, view.values, Q_LEN, KV_LEN))
     parts = () if view.graph is TRUE else conjuncts(view.graph)
     if len(parts) > 1:
         rows += _listed("conditions", (to_formula(part, names) for part in parts))
     rows += _hoisted(names, view.graph)
-    rows += _tiles(view.block_map(block_size, block_size))
+    by_formula = has_formula(view.graph, view.values, Q_LEN, KV_LEN)
+    rows += _tiles(view.block_map(block_size, block_size), by_formula=by_formula)
     return _page(view.source, rows)
 
 
@@ -134,7 +137,7 @@ def _hoisted(names: Sequence[str], *roots: Expr) -> list[Row]:
     ]
 
 
-def _tiles(block_map: BlockMap) -> list[Row]:
+def _tiles(block_map: BlockMap, *, by_formula: bool) -> list[Row]:
     counts = block_map.counts()
     total = sum(counts)
     size = f"{block_map.block_q} x {block_map.block_kv} over {block_map.q_len:,} x {block_map.kv_len:,}"
@@ -145,7 +148,8 @@ def _tiles(block_map: BlockMap) -> list[Row]:
     decided = [
         f"{count:,} by {_ANALYSES.get(name, name)}" for name, count in block_map.decided.items() if count
     ]
-    rows.append(("decided", ", ".join(decided) or "no tile to decide"))
+    text = ", ".join(decided) or "no tile to decide"
+    rows.append(("decided", f"by closed form; as a map: {text}" if by_formula else text))
     return rows
 
 

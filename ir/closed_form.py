@@ -84,7 +84,7 @@ def _ranges(solver: Solver, keys: Keys) -> Ranges | None:
     requires = tuple(solver.numbers[slot] for slot in sorted(solver.numbers))
     return Ranges(
         tuple(_range(algebra, piece, full) for piece, full in in_order),
-        tuple(solver.unsolved),
+        () if all(key.exact for key in keys) else tuple(solver.unsolved),
         is_sorted,
         requires,
         solver.longest,

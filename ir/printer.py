@@ -143,7 +143,7 @@ def to_formula(root: Expr, names: Sequence[str]) -> str:
             return _leaf_formula(node, names)
         texts = ", ".join(text for text, _ in args)
         if node.op is Op.LOAD and isinstance(node.attr, int):
-            return f"{names[node.attr]}[{texts}]", _ATOM
+            return f"{_wrapped(_named(names[node.attr]), _ATOM)}[{texts}]", _ATOM
         return f"{node.op.value}({texts})", _ATOM
 
     return fold([root], visit)[root][0]
@@ -185,8 +185,15 @@ def _leaf_formula(node: Expr, names: Sequence[str]) -> tuple[str, int]:
     if isinstance(node.attr, Input):
         return node.attr.value, _ATOM
     if isinstance(node.attr, tuple):
-        return f"{names[node.attr[0]]}.shape[{node.attr[1]}]", _ATOM
+        return f"{_wrapped(_named(names[node.attr[0]]), _ATOM)}.shape[{node.attr[1]}]", _ATOM
     if node.op is Op.CONST:
         text = repr(node.attr)
         return text, _SIGN if text.startswith("-") else _ATOM
-    return names[int(node.attr or 0)], _ATOM
+    return _named(names[int(node.attr or 0)])
+
+
+def _named(name: str) -> tuple[str, int]:
+    """What a captured value is called; a number computed before the call is called by its formula."""
+    if " " in name:
+        return name, _SUM
+    return name, _SIGN if name.startswith("-") else _ATOM

@@ -97,7 +97,7 @@ class Solver:
         """Of conditions that must all be `truth`; an equation among them rewrites the others."""
         equation = Op.EQ if truth else Op.NE
         for equal in [part for part in parts if part.op is equation]:
-            table = replacements(*equal.args, self.algebra.reads_kv)
+            table = replacements(equal.args[0], equal.args[1], self.algebra.reads_kv)
             if table:
                 parts = [part if part is equal else replaced(part, table) for part in parts]
         found: Keys = [EVERYTHING]
@@ -191,7 +191,7 @@ class Solver:
             condition = compare(Op.LE, self.algebra.bound(rest), const(0))
             return [Piece(conditions=(simplify(condition),))]
         if len(terms) > 1:
-            raise Unsolved(next(iter(terms)), "stands beside another term of kv_idx")
+            raise Unsolved(next(iter(terms)), "is not the only term of kv_idx in its comparison")
         ((node, factor),) = terms.items()
         if factor > 0:
             return self._limited(node, self.algebra.quotient(-rest, factor), above=True)
@@ -248,14 +248,14 @@ def _mod(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
     if algebra.reads_kv(divisor) or algebra.magnitudes.of(divisor).lo < 1:
         raise Unsolved(node, "is the remainder of a division by what may be zero or less")
     if x.op is not Op.INPUT or divisor not in solver.borders:
-        raise Unsolved(node, "starts again and again")
+        raise Unsolved(node, "is periodic in kv_idx")
     if divisor.op is Op.CONST and isinstance(divisor.attr, int):
         solver.longest = min(solver.longest, _PASSES * divisor.attr)
     elif divisor.op is Op.SCALAR and isinstance(divisor.attr, int) and divisor.attr in solver.numbers:
         known = solver.numbers[divisor.attr]
         solver.numbers[divisor.attr] = Within(known.slot, known.least, known.greatest, _PASSES)
     else:
-        raise Unsolved(node, "starts again and again")
+        raise Unsolved(node, "is periodic in kv_idx")
     kv, period = algebra.form(x), algebra.form(divisor)
     before = solver._both([Piece(ends=(period,))], solver._under(kv, limit, above))
     after = solver._both([Piece(firsts=(period,))], solver._under(kv - period, limit, above))

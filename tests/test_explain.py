@@ -28,7 +28,56 @@ def test_mask() -> None:
     empty, partial, full = plane(window, 4096, 4096).block_map(128, 128).counts()
     for count, meaning in ((empty, "empty: skipped"), (partial, "partial:"), (full, "full:")):
         assert any(f"{count:,} " in line and meaning in line for line in text.splitlines())
+    assert "max(q_idx - WINDOW + 1, 0) <= kv_idx <= q_idx" in text
+    assert "by closed form; as a map: " in text
     assert "by interval analysis" in text
+
+
+def mask_of(function: Any) -> str:
+    """The lines on keys of a mask over 64 x 64."""
+    lines = flexc.mask_mod(function).explain(64, 64).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  keys "))
+    end = next(i for i in range(start + 1, len(lines)) if not lines[i].startswith(" " * 16))
+    return "\n".join(line[16:] for line in lines[start:end])
+
+
+def test_keys_of_a_row() -> None:
+    lengths, period = torch.tensor([30, 40]), 40
+    assert mask_of(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx) == "kv_idx <= q_idx\nexact: no map is needed"
+    conditional = mask_of(lambda b, h, q_idx, kv_idx: (kv_idx < lengths[b]) & (q_idx < lengths[b]))
+    assert conditional.startswith("kv_idx < lengths[b] if q_idx < lengths[b]\n")
+    assert mask_of(lambda b, h, q_idx, kv_idx: q_idx < 0).startswith("no key at all\n")
+    after = mask_of(lambda b, h, q_idx, kv_idx: (kv_idx > q_idx) | (q_idx == 3))
+    assert set(after.splitlines()[:2]) == {"q_idx + 1 <= kv_idx", "every kv_idx if q_idx == 3"}
+    halves = mask_of(lambda b, h, q_idx, kv_idx: (kv_idx % period <= q_idx) & (kv_idx >= period))
+    assert "exact: no map is needed" in halves
+
+
+def test_why_there_is_no_closed_form() -> None:
+    assert mask_of(lambda b, h, q_idx, kv_idx: kv_idx ^ 5 < q_idx) == (
+        "no closed form: `kv_idx ^ 5` is not affine in kv_idx"
+    )
+    rough = mask_of(lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & ((kv_idx < 8) | (kv_idx % 7 == 0)))
+    assert rough.splitlines() == [
+        "at most kv_idx <= q_idx",
+        "all of kv_idx < min(q_idx + 1, 8)",
+        "no closed form: `kv_idx % 7` is periodic in kv_idx",
+    ]
+    stride = -3
+    negative = mask_of(lambda b, h, q_idx, kv_idx: kv_idx // stride == q_idx // stride)
+    assert "not here: the formula holds where 1 <= stride" in negative
+    period = 20
+    many = mask_of(lambda b, h, q_idx, kv_idx: (kv_idx % period <= q_idx) & (kv_idx >= period))
+    assert "kv_len <= 2 * period" in many
+
+
+def test_keys_of_equal_ids() -> None:
+    doc = torch.arange(64) // 10
+    text = mask_of(lambda b, h, q_idx, kv_idx: (doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx))
+    assert text.splitlines()[:2] == [
+        "at most doc.hull_first[q_idx] <= kv_idx <= q_idx",
+        "all of doc.run_first[q_idx] <= kv_idx <= q_idx",
+    ]
 
 
 def test_mask_that_reads_everything() -> None:

@@ -301,7 +301,7 @@ def test_numbers_are_checked_before_use() -> None:
     [
         (compare(Op.LT, binary(Op.BIT_XOR, KV, const(5)), Q), "is not affine in kv_idx"),
         (load(0, (Q, KV), DType.BOOL), "reads a captured tensor at kv_idx"),
-        (compare(Op.EQ, binary(Op.MOD, KV, const(3)), const(0)), "starts again and again"),
+        (compare(Op.EQ, binary(Op.MOD, KV, const(3)), const(0)), "is periodic in kv_idx"),
         (compare(Op.LT, binary(Op.MUL, KV, const(2**20)), Q), "may wrap its 32 bits"),
         (compare(Op.LT, cast(KV, DType.F32), const(2.5)), "compares floats"),
         (
@@ -310,7 +310,7 @@ def test_numbers_are_checked_before_use() -> None:
         ),
         (
             compare(Op.LT, binary(Op.ADD, KV, binary(Op.FLOORDIV, KV, const(2))), Q),
-            "stands beside another term of kv_idx",
+            "is not the only term of kv_idx in its comparison",
         ),
     ],
 )
