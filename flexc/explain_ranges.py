@@ -61,9 +61,7 @@ def keys_of_a_row(
         if not r.is_exact and r.full_first is not r.full_end:
             lines.append(f"all of {_range(r.full_first, r.full_end, names)}")
     if of_ids:
-        lines.append(
-            "run: the keys around q_idx with its id; hull: from the first such key to the last"
-        )
+        lines.append("run: the keys around q_idx with its id; hull: from the first such key to the last")
     return lines + list(dict.fromkeys(reasons))
 
 

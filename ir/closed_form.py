@@ -31,6 +31,7 @@ class Obstacle:
     reason: str
 
 
+@lru_cache(maxsize=1024)
 def closed_form(mask: Expr, *, any_length: bool = False) -> Ranges | None:
     """The ranges of keys of a bool expression, or None where nothing useful can be said. Remembered.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flexc.ir.build import input_, load
-from flexc.ir.closed_form import Obstacle, solve
+from flexc.ir.closed_form import solve
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
@@ -51,6 +51,7 @@ class IdRuns:
     hull_end: int
 
 
+@lru_cache(maxsize=512)
 def find_id_equalities(mask: Expr) -> tuple[IdEquality, ...]:
     """The comparisons in `mask`, simplified, of one tensor's ids at `q_idx` and at `kv_idx`; each once."""
     root = simplify(mask)
@@ -79,6 +80,7 @@ def _without_cast(x: Expr) -> Expr:
     return x.args[0] if x.op is Op.CAST and x.dtype is DType.I64 and not x.args[0].dtype.is_float else x
 
 
+@lru_cache(maxsize=512)
 def closed_form_with_runs(
     mask: Expr, first_new_slot: int, *, contiguous: bool = False
 ) -> tuple[Ranges | None, tuple[IdRuns, ...]]:
@@ -88,14 +90,7 @@ def closed_form_with_runs(
     tensor of ids, in the order of `IdRuns`. Where `contiguous`, the caller vouches that hull and run are the
     same everywhere, and the ranges read the run only, exactly. Without ids: what `closed_form` says.
     """
-    ranges, _, runs = _solved(simplify(mask), first_new_slot, contiguous)
-    return ranges, runs
-
-
-@lru_cache(maxsize=256)
-def _solved(
-    mask: Expr, first_new_slot: int, contiguous: bool
-) -> tuple[Ranges | None, tuple[Obstacle, ...], tuple[IdRuns, ...]]:
+    mask = simplify(mask)
     equalities = find_id_equalities(mask)
     of_ids: dict[int, IdRuns] = {}
     runs: dict[Expr, Runs] = {}
@@ -105,8 +100,8 @@ def _solved(
             equality.slot, IdRuns(equality.slot, start, start + 1, start + 2, start + 3)
         )
         runs[equality.comparison] = _bounds(equality, vectors, contiguous)
-    ranges, obstacles = solve(mask, few_keys=False, runs=runs)
-    return ranges, obstacles, tuple(of_ids.values())
+    ranges, _ = solve(mask, few_keys=False, runs=runs)
+    return ranges, tuple(of_ids.values())
 
 
 def _bounds(equality: IdEquality, vectors: IdRuns, contiguous: bool) -> Runs:
