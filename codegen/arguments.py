@@ -14,7 +14,7 @@ from enum import Enum
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import Capture
 from flexc.ir.ops import Op
-from flexc.ir.spec import AttentionSpec, Captured
+from flexc.ir.spec import AttentionSpec, Blocks, Captured
 from flexc.ir.types import Storage
 
 
@@ -60,13 +60,16 @@ class Argument:
     divisible: bool = False
 
 
+# What a kernel knows of each range of a closed form; numbered where there are several.
+_OF_A_RANGE = ("kv_first", "kv_end", "full_first", "full_end", "row_first", "row_end", "has_keys", "rank")
 # Names that generated files use besides those of the mods' captures.
 RESERVED = frozenset({
     "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "grad", "q_idx", "kv_idx", "q_len", "kv_len",
     "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
-    "in_range", "allowed", "stretch", "at", "full_first", "full_end", "map_row", "first_stretch",
-    "end_stretch", "whole_end", "kv_first", "kv_end", "kv_start",
+    "in_range", "allowed", "stretch", "at", "map_row", "first_stretch",
+    "end_stretch", "whole_end", "kv_start", "q_last", "visited",
+    *(f"{name}{number}" for number in ("", *(f"_{n}" for n in range(1, 9))) for name in _OF_A_RANGE),
     "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM",
     "PADDED_DIM_V", "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
     "sine", "cosine", "sine_cosine",
@@ -136,8 +139,10 @@ def _reads(roots: Sequence[Expr]) -> tuple[set[int], set[tuple[int, int]], set[i
     return loads, sizes, scalars
 
 
-def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
-    """All arguments of a forward kernel, in order."""
+def forward_arguments(
+    spec: AttentionSpec, names: tuple[str, ...], extra: Sequence[Expr] = ()
+) -> tuple[Argument, ...]:
+    """All arguments of a forward kernel, in order; `extra` are graphs that it computes besides the mods."""
     whole = spec.aligned
     tensors = [
         Argument("q_ptr", f"*{spec.q_storage.value}", Source.Q, divisible=whole),
@@ -173,8 +178,8 @@ def forward_arguments(spec: AttentionSpec, names: tuple[str, ...]) -> tuple[Argu
     ]
     return (
         *tensors,
-        *capture_arguments(spec, names, [r for r in (spec.score, spec.mask) if r is not None]),
-        *(block_map if spec.blocks_from_map else []),
+        *capture_arguments(spec, names, [r for r in (spec.score, spec.mask, *extra) if r is not None]),
+        *(block_map if spec.blocks is Blocks.MAP else []),
         *strides,
         *shape,
     )

@@ -110,12 +110,11 @@ class Scope:
 
 def emit(scope: Scope, roots: Sequence[Expr], results: Sequence[str | None]) -> Block:
     """Statements that compute `roots`. A result name of None leaves that root as an expression."""
-    writer = _Writer(scope, roots)
+    writer = _Writer(scope, roots, {r: name for r, name in zip(roots, results, strict=True) if name})
     for root, name in zip(roots, results, strict=True):
         text, _ = writer.text(root)
-        if name is not None:
+        if name is not None and text != name:
             writer.block.statements.append(f"{name} = {text}")
-            writer.known[root] = (name, _ATOM)
             text = name
         writer.block.results.append(text)
     return writer.block
@@ -124,8 +123,9 @@ def emit(scope: Scope, roots: Sequence[Expr], results: Sequence[str | None]) -> 
 class _Writer:
     """Writes one block. `known` holds the text and the binding strength of the nodes done so far."""
 
-    def __init__(self, scope: Scope, roots: Sequence[Expr]) -> None:
+    def __init__(self, scope: Scope, roots: Sequence[Expr], wanted: Mapping[Expr, str]) -> None:
         self.scope = scope
+        self.wanted = wanted  # the names of results
         self.block = Block()
         self.known: dict[Expr, tuple[str, int]] = {node: (name, _ATOM) for node, name in scope.bound.items()}
         self.placement = place(*roots)
@@ -163,6 +163,8 @@ class _Writer:
             self.known[arg] = self._name(arg, text)
 
     def _named(self, node: Expr, text: str, strength: int) -> tuple[str, int]:
+        if node in self.wanted:
+            return self._assigned(self.wanted[node], text), _ATOM
         single = self.uses[node] < 2 or (node in self.roots)
         if (strength == _ATOM and not node.args) or (single and len(text) <= _INLINE):
             return text, strength

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flexc.codegen.arguments import RESERVED
@@ -75,17 +75,24 @@ def mask_form(spec: AttentionSpec) -> Expr | None:
 class Hoisting:
     """Names and statements of what is computed once a head, a row or a column."""
 
-    def __init__(self, spec: Captured, names: tuple[str, ...], roots: list[Expr], taken: set[str]) -> None:
+    def __init__(
+        self,
+        spec: Captured,
+        names: tuple[str, ...],
+        roots: list[Expr],
+        taken: set[str],
+        bounds: Sequence[Expr] = (),
+    ) -> None:
+        """Of `bounds`, what depends on the head only is computed once a head too; see `codegen.bounds`."""
         self.spec = spec
         self.names = names
         self.taken = taken | RESERVED | set(names)
         self.bound: dict[Expr, str] = {}
-        self.exact = decisive(*roots)
+        self.exact = decisive(*roots, *bounds)
         self.helpers: set[str] = set()
         self.inputs: set[Input] = set()
-        found = hoists(*roots)
-        self.head = self._lines(found.head, "head_value")
-        self.row = self._lines(found.row, "row_value")
+        self.head = self._lines(hoists(*roots, *bounds).head, "head_value")
+        self.row = self._lines(hoists(*roots).row, "row_value")
 
     def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
         nodes = [node for node in nodes if node not in self.bound]

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from flexc._version import __version__
 from flexc.codegen.arguments import Argument, capture_names, forward_arguments
+from flexc.codegen.blocks import ranges_of
+from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Function, Hoisting, as_tile, mask_form, score_form
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.render import render
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Blocks
 
 ENTRY = "attention_forward"
 
@@ -65,6 +67,8 @@ class _Forward:
     convert_k: bool
     convert_v: bool
     blocks_from_map: bool
+    bounds: Bounds | None
+    masked: str
     sinks: bool
     lse: bool
     rescue_nan: bool
@@ -73,7 +77,8 @@ class _Forward:
 def forward_module(spec: AttentionSpec, plan: KernelPlan, sources: tuple[ModSource, ...]) -> GeneratedKernel:
     """The file of a forward kernel."""
     names = capture_names(spec.captures)
-    arguments = forward_arguments(spec, names)
+    ranges = ranges_of(spec)
+    arguments = forward_arguments(spec, names, [] if ranges is None else range_roots(ranges))
     view = _view(spec, plan, sources, names, arguments)
     return GeneratedKernel(render("forward.py.jinja", view), ENTRY, arguments, plan, _placement(view))
 
@@ -98,7 +103,10 @@ def _view(
     score, factor = score_form(spec)
     allowed = mask_form(spec)
     roots = [r for r in (score, factor, allowed) if r is not None]
-    hoisting = Hoisting(spec, names, roots, {a.name for a in arguments})
+    ranges = ranges_of(spec)
+    bound_roots = [] if ranges is None else range_roots(ranges)
+    hoisting = Hoisting(spec, names, roots, {a.name for a in arguments}, bound_roots)
+    bounds = None if ranges is None else tile_bounds(ranges, hoisting)
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)
     scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
@@ -120,7 +128,7 @@ def _view(
         row_lines=hoisting.row,
         score_column_lines=score_lines,
         mask_column_lines=mask_lines,
-        mods_read_rows=Input.Q_IDX in inputs,
+        mods_read_rows=Input.Q_IDX in inputs or (bounds is not None and bounds.reads_rows),
         mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
         mask_call=None if mask is None else mask.call(),
         score_call=None
@@ -135,7 +143,9 @@ def _view(
         out_mask=in_row + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
         convert_k=spec.k_storage is not spec.q_storage,
         convert_v=spec.v_storage is not spec.q_storage,
-        blocks_from_map=spec.blocks_from_map,
+        blocks_from_map=spec.blocks is Blocks.MAP,
+        bounds=bounds,
+        masked="(kv_start < full_first) | (kv_start >= full_end)" if bounds is None else bounds.masked,
         sinks=spec.has_sinks,
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
+from flexc.codegen.arguments import capture_names
+from flexc.codegen.blocks import why_blocks
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan, UnknownOption
 from flexc.ir.expr import topological
 from flexc.ir.ops import Op
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
 
 
@@ -26,6 +28,8 @@ class KernelPlan:
     precision: str
     """Of fp32 matrix products, as Triton names it: "ieee", "tf32", "tf32x3" or "bf16x6"."""
     fast_tanh: bool
+    blocks: str
+    """How a tile knows the keys to visit: "all", "map" or "ranges"."""
     rescue_nan: bool
     """Whether the kernel can repeat a tile with unseen values zeroed, after a NaN came out of it."""
     reasons: tuple[tuple[str, str], ...]
@@ -88,11 +92,13 @@ def make_plan(
         padded_dim_v=power_of_two_at_least(spec.head_dim_v),
         precision=precision,
         fast_tanh=fast_tanh,
+        blocks=spec.blocks.value,
         rescue_nan=rescue,
         reasons=(
             *why_tiles,
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
+            ("blocks", why_blocks(spec, capture_names(spec.captures), options.get("blocks"))),
             ("rescue_nan", "values that no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"),
         ),
     )
@@ -100,7 +106,7 @@ def make_plan(
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raises UnknownOption for an option that no plan has, or a value that it can't take."""
-    known = [*_TILE_OPTIONS, "precision", "fast_tanh"]
+    known = [*_TILE_OPTIONS, "precision", "fast_tanh", "blocks"]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise UnknownOption(
@@ -111,6 +117,11 @@ def check_options(options: Mapping[str, object]) -> None:
         if name in _TILE_OPTIONS:
             _tile_option(name, value)
     precision, fast_tanh = options.get("precision"), options.get("fast_tanh")
+    if "blocks" in options and options["blocks"] != Blocks.MAP.value:
+        raise UnknownOption(
+            f"option blocks is {options['blocks']!r}",
+            hint='"map", to visit the tiles of a block map where a closed form would do',
+        )
     if precision is not None and precision not in _PRECISIONS:
         raise UnknownOption(f"option precision is {precision!r}", hint=f"one of {', '.join(_PRECISIONS)}")
     if fast_tanh is not None and not isinstance(fast_tanh, bool):

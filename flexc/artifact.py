@@ -14,9 +14,10 @@ from typing import Any
 from flexc.codegen.arguments import Argument, Source
 from flexc.errors import KernelFileError
 from flexc.ir.graph import Capture
+from flexc.ir.ranges import Within
 from flexc.ir.types import Storage
 
-FORMAT = 2
+FORMAT = 3
 SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.py",
     "kernel.cubin",
@@ -56,6 +57,8 @@ class Artifact:
     resources: Resources
     arguments: tuple[Argument, ...]
     captures: tuple[Capture, ...]
+    requires: tuple[Within, ...]
+    """What its loop bounds take for granted of captured numbers."""
     explanation: str
     flexc_version: str
     triton_version: str
@@ -134,6 +137,7 @@ def read(folder: Path) -> Artifact:
         arguments = tuple(Argument(**{**a, "source": Source(a["source"])}) for a in facts.pop("arguments"))
         resources = Resources(**facts.pop("resources"))
         captures = tuple(Capture(**{**c, "storage": Storage(c["storage"])}) for c in facts.pop("captures"))
+        requires = tuple(Within(**w) for w in facts.pop("requires"))
         return Artifact(
             **facts,
             source=source,
@@ -143,6 +147,7 @@ def read(folder: Path) -> Artifact:
             resources=resources,
             arguments=arguments,
             captures=captures,
+            requires=requires,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, KernelFileError):

@@ -115,8 +115,10 @@ def _build(
     key: str,
     scratch: Path,
 ) -> Artifact:
+    from flexc.codegen.blocks import ranges_of
     from flexc.compiler import parameter_count
 
+    ranges = ranges_of(spec)
     resources, generated, code = _best(spec, target, options, sources, scratch)
     return Artifact(
         key=key,
@@ -135,6 +137,7 @@ def _build(
         resources=resources,
         arguments=generated.arguments,
         captures=spec.captures,
+        requires=() if ranges is None else ranges.requires,
         explanation=_explanation(generated, spec),
         flexc_version=__version__,
         triton_version=code.triton_version,

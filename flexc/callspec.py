@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from flexc.call import AttentionCall
+from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
 from flexc.ir.spec import AttentionSpec
@@ -54,7 +55,13 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         q_storage=STORAGE[q.dtype],
         k_storage=STORAGE[k.dtype],
         v_storage=STORAGE[v.dtype],
-        blocks_from_map=call.mods.mask is not None or given is not None,
+        blocks=choose_blocks(
+            call.mods.mask,
+            call.values,
+            given=given is not None,
+            lengths=(q.shape[2], k.shape[2]),
+            wanted=dict(call.options).get("blocks"),
+        ),
         has_sinks=call.sinks is not None,
         return_lse=call.return_lse,
         allow_tf32=call.allow_tf32 and q.dtype is torch.float32,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -14,6 +14,7 @@ from flexc.errors import (
     BlockMaskMismatch,
     DeviceMismatch,
     NotDifferentiable,
+    OutsideClosedForm,
     ShapeMismatch,
     UnknownOption,
     UnsupportedDtype,
@@ -22,6 +23,7 @@ from flexc.errors import (
 )
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
+from flexc.ir.ranges import LONGEST, Ranges, Within
 
 MAX_HEAD_DIM = 512
 _FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
@@ -35,6 +37,26 @@ def check_is_tensor(name: str, x: object) -> None:
             f"{name} must be a torch.Tensor, not {type(x).__name__}",
             hint=f"torch.as_tensor({name})" if hasattr(x, "__len__") else None,
         )
+
+
+def check_closed_form(
+    requires: tuple[Within, ...], values: Sequence[object], q_len: int, kv_len: int
+) -> None:
+    """The loop bounds that a compiled kernel computes hold for this call. Raises OutsideClosedForm."""
+    if Ranges((), requires=requires).holds(values, q_len, kv_len):
+        return
+    for within in requires:
+        value = values[within.slot]
+        if not isinstance(value, int | float) or not within.holds(value, kv_len):
+            raise OutsideClosedForm(
+                f"the kernel was compiled for a captured number from {within.least} to {within.greatest}, "
+                f"and is called with {value!r}",
+                hint='compile it with options={"blocks": "map"}, and pass block_mask=mask.block_mask(...)',
+            )
+    raise OutsideClosedForm(
+        f"the kernel computes its loop bounds for lengths up to {LONGEST}, not {q_len} and {kv_len}",
+        hint='compile it with options={"blocks": "map"}, and pass block_mask=mask.block_mask(...)',
+    )
 
 
 def check_scale(scale: object, head_dim: int) -> float:

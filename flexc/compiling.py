@@ -9,6 +9,7 @@ import torch
 
 from flexc.callspec import STORAGE, unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
+from flexc.codegen.blocks import choose_blocks
 from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
@@ -42,7 +43,8 @@ def compile(
         backward: must be False in this version.
         return_lse: whether the kernel writes the log-sum-exp.
         sinks: whether it takes sinks.
-        options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh.
+        options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
+            blocks ("map": from a block map, though the mask has a closed form).
 
     Raises:
         FlexcError: what can't be traced, planned or compiled for.
@@ -59,6 +61,7 @@ def compile(
             raise UnsupportedHeadDim(f"{name} is {size!r}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
     from flexc.build import kernel_for
 
+    checked = check_options(options)
     mods, values, _ = resolve(score_mod, mask_mod)
     storage = STORAGE[dtype]
     spec = AttentionSpec(
@@ -70,12 +73,14 @@ def compile(
         q_storage=storage,
         k_storage=storage,
         v_storage=storage,
-        blocks_from_map=mods.mask is not None,
+        blocks=choose_blocks(
+            mods.mask, values, given=False, lengths=None, wanted=dict(checked).get("blocks")
+        ),
         has_sinks=sinks,
         return_lse=return_lse,
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
-    kernel = kernel_for(spec, target, check_options(options), mods.sources)
+    kernel = kernel_for(spec, target, checked, mods.sources)
     return Kernel(kernel.artifact, values)

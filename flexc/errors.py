@@ -96,6 +96,10 @@ class BlockMaskMismatch(FlexcError, ValueError):
     """A block mask made for other lengths, batches or heads than the tensors have."""
 
 
+class OutsideClosedForm(FlexcError, ValueError):
+    """A compiled kernel's loop bounds do not hold for these captured numbers or lengths."""
+
+
 class NotDifferentiable(FlexcError, NotImplementedError):
     """A gradient was asked for where this version has none."""
 

@@ -10,8 +10,9 @@ import torch
 
 from flexc.call import AttentionCall
 from flexc.callspec import STORAGE, spec_of
-from flexc.check import check_block_map, check_tensors
+from flexc.check import check_block_map, check_closed_form, check_tensors
 from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, UnsupportedDtype
+from flexc.ir.spec import Blocks
 from flexc.launch import Launch
 from flexc.prepared import Key, Prepared, can_keep, keep
 
@@ -35,7 +36,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     spec = spec_of(call)
     kernel = kernel_for(spec, _target(call.q.device.index), call.options, call.mods.sources)
     block_map = None
-    if spec.blocks_from_map:
+    if spec.blocks is Blocks.MAP:
         block_map = effective_block_map(call, kernel.artifact.block_q, kernel.artifact.block_kv)
     launch = Launch(
         kernel,
@@ -50,7 +51,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     )
     if key is not None and spec.aligned and launch.programs and can_keep(call):
         held = (call.mods, block_map, launch.uploads)
-        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held))
+        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, spec.blocks is Blocks.MAP))
     return launch.run()
 
 
@@ -99,9 +100,12 @@ def run_kernel(
             )
     if (Source.MAP_STRETCHES in takes) != (block_map is not None):
         raise BlockMaskMismatch(
-            "the kernel visits the blocks of a mask" if block_map is None else "the kernel visits all blocks",
+            "the kernel visits the blocks of a block mask"
+            if block_map is None
+            else "the kernel takes no block mask: it visits all blocks, or computes those of its own mask",
             hint="pass block_mask=mask.block_mask(...)" if block_map is None else "leave out block_mask",
         )
+    check_closed_form(kernel.artifact.requires, values, q.shape[2], k.shape[2])
     return Launch(
         kernel, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks, out=None
     ).run()

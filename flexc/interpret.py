@@ -13,7 +13,7 @@ from flexc.call import AttentionCall
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.stretches import stretches
 from flexc.map_cache import effective_block_map
 from flexc.pack import Tensors, pack
@@ -33,7 +33,9 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
     programs = -(-q_len // tiles.block_q) * heads * batch
     if programs == 0:
         return out, lse
-    block_map = effective_block_map(call, tiles.block_q, tiles.block_kv) if spec.blocks_from_map else None
+    block_map = None
+    if spec.blocks is Blocks.MAP:
+        block_map = effective_block_map(call, tiles.block_q, tiles.block_kv)
     offsets = walk = None
     if block_map is not None:
         offsets, walk = (torch.from_numpy(x) for x in stretches(block_map))

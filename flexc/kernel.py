@@ -116,7 +116,8 @@ class Kernel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run this kernel on q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of its dtypes.
 
-        A kernel with a mask needs `block_mask`. A loaded kernel needs what its mods captured, by name.
+        A kernel that visits the blocks of a map, see `explain()`, needs `block_mask`. A loaded kernel needs
+        what its mods captured, by name.
 
         Returns:
             out (B, Hq, L, Dv), and lse (B, Hq, L) or None where the kernel was made without it.

@@ -26,7 +26,10 @@ Value = torch.Tensor | int | float | bool
 
 
 class Prepared:
-    """One launch with all but its addresses filled in. Captured tensors are held weakly."""
+    """One launch with all but its addresses filled in. Captured tensors are held weakly.
+
+    A block map was found from what they held; a kernel without one reads them anew each time.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Prepared:
         programs: int,
         tail: tuple[Any, ...],
         held: tuple[object, ...],
+        has_map: bool,
     ) -> None:
         q = call.q
         self._launch = kernel.launcher.launch
@@ -43,7 +47,7 @@ class Prepared:
         self._out = ((*q.shape[:3], call.v.shape[3]), q.dtype, q.device)
         self._lse = q.shape[:3] if call.return_lse else None
         self._tensors = [
-            (slot, weakref.ref(x), x.data_ptr(), x.shape, x._version)
+            (slot, weakref.ref(x), x.data_ptr(), x.shape, x._version if has_map else None)
             for slot, x in enumerate(call.values)
             if isinstance(x, torch.Tensor)
         ]
@@ -87,7 +91,7 @@ class Prepared:
             if reference() is not x or not isinstance(x, torch.Tensor):
                 return False
             if (
-                x._version != version
+                (version is not None and x._version != version)
                 or x.data_ptr() != address
                 or x.shape != shape
                 or (grad and x.requires_grad)

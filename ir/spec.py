@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from flexc.ir.expr import Expr
@@ -24,12 +25,22 @@ class Captured(Protocol):
         ...
 
 
+class Blocks(Enum):
+    """How a kernel knows which tiles of keys to visit."""
+
+    ALL = "all"
+    """Every one of them."""
+    MAP = "map"
+    """From a block map, which was found for the lengths and captures of the call."""
+    RANGES = "ranges"
+    """From the mask's closed form, evaluated at the rows of each tile: nothing is found beforehand."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """A call, less what may change without a new kernel: lengths, batch, heads, strides, values, block maps.
 
-    `score` and `mask` are simplified and share the numbering of `captures`. `blocks_from_map`: the tiles to
-    visit come from a block map; otherwise all of them are visited.
+    `score` and `mask` are simplified and share the numbering of `captures`.
     """
 
     score: Expr | None
@@ -40,7 +51,7 @@ class AttentionSpec:
     q_storage: Storage
     k_storage: Storage
     v_storage: Storage
-    blocks_from_map: bool
+    blocks: Blocks
     has_sinks: bool = False
     return_lse: bool = False
     allow_tf32: bool = False

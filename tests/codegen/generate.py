@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from flexc.callspec import unit_strides
+from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
 from flexc.resolve import resolve
 
@@ -42,16 +43,18 @@ def spec_for_graphs(
         q_storage=storage,
         k_storage=storage,
         v_storage=storage,
-        **{"blocks_from_map": mask is not None, **facts},
+        **{"blocks": Blocks.ALL if mask is None else Blocks.MAP, **facts},
     )
 
 
 def spec_for(mask: Mod | None = None, score: Mod | None = None, **facts: Any) -> AttentionSpec:
     """The spec of mods as `flexc.compile` makes it."""
     mods, values, _ = resolve(score, mask)
-    return spec_for_graphs(
-        mods.score, mods.mask, mods.captures, **{"unit_stride": unit_strides(values), **facts}
-    )
+    own = {
+        "unit_stride": unit_strides(values),
+        "blocks": choose_blocks(mods.mask, values, given=False, lengths=None),
+    }
+    return spec_for_graphs(mods.score, mods.mask, mods.captures, **{**own, **facts})
 
 
 def generate(

@@ -15,6 +15,7 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.ir.build import binary, cast, const, input_, load, scalar, size
 from flexc.ir.graph import Capture
 from flexc.ir.ops import Input, Op
+from flexc.ir.spec import Blocks
 from flexc.ir.types import DType, Storage
 from tests.codegen.generate import generate, names_in, spec_for, spec_for_graphs
 
@@ -84,7 +85,7 @@ def test_names_derived_from_captures_are_distinct() -> None:
         total = binary(Op.ADD, total, scalar(slot, captures[slot].dtype))
     total = binary(Op.ADD, total, load(3, (kv,), DType.F32))
     total = binary(Op.ADD, total, load(8, (h,), DType.F32))
-    spec = spec_for_graphs(score=total, captures=captures, blocks_from_map=True)
+    spec = spec_for_graphs(score=total, captures=captures, blocks=Blocks.MAP)
     arguments = [a.name for a in forward_arguments(spec, capture_names(captures))]
     assert len(set(arguments)) == len(arguments), arguments
 

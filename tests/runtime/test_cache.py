@@ -17,6 +17,7 @@ from flexc import artifact, build, cache
 from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Argument, Source
 from flexc.ir.graph import Capture
+from flexc.ir.ranges import Within
 from flexc.ir.types import Storage
 from flexc.kernel import Kernel
 
@@ -38,6 +39,7 @@ MADE = Artifact(
     resources=Resources(32, 0, 1024, 4),
     arguments=(Argument("q_ptr", "*bf16", Source.Q, divisible=True),),
     captures=(Capture("slopes", Storage.FP32, 1), Capture("n", Storage.I32)),
+    requires=(Within(1, 0, 7),),
     explanation="because",
     flexc_version="0",
     triton_version="0",

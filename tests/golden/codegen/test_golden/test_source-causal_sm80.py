@@ -49,12 +49,6 @@ def attention_forward(
     k_ptr,
     v_ptr,
     out_ptr,
-    map_offsets_ptr,
-    map_stretches_ptr,
-    map_stride_b,
-    map_stride_h,
-    map_block_q,
-    map_block_kv,
     q_stride_b,
     q_stride_h,
     q_stride_s,
@@ -99,54 +93,43 @@ def attention_forward(
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
 
-    # The block map lists the stretches of key blocks that these rows see, in order, as (first, full_first,
-    # full_end, end). Every pair of the blocks from full_first to full_end is allowed, so no mask applies there.
-    map_row = map_offsets_ptr + b * map_stride_b + h * map_stride_h + q_start // map_block_q
-    first_stretch = tl.load(map_row)
-    end_stretch = tl.load(map_row + 1)
-    for stretch in range(first_stretch, end_stretch):
-        at = map_stretches_ptr + stretch * 4
-        kv_first = tl.load(at) * map_block_kv
-        full_first = tl.load(at + 1) * map_block_kv
-        full_end = tl.load(at + 2) * map_block_kv
-        kv_end = tl.minimum(tl.load(at + 3) * map_block_kv, kv_len)
-        for kv_start in range(kv_first, kv_end, BLOCK_KV):
-            in_range = kv_start + columns < kv_len
-            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
-            score = tl.dot(q, k, input_precision=PRECISION)
-            kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-            if (kv_start < full_first) | (kv_start >= full_end):
-                allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
-                score = tl.where(allowed, score, float("-inf"))
-            p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
-            v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
+    # of them see every key, so that no mask applies.
+    q_last = tl.minimum(q_start + BLOCK_Q, q_len) - 1
+    kv_first = 0
+    full_end = tl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    for kv_start in range(kv_first, kv_end, BLOCK_KV):
+        in_range = kv_start + columns < kv_len
+        k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
+        score = tl.dot(q, k, input_precision=PRECISION)
+        kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
+        if kv_start >= full_end:
+            allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
+            score = tl.where(allowed, score, float("-inf"))
+        p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
+        v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
 
     # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
     # prevented: if a NaN came out, these rows are computed again with the unseen values left out.
-    if tl.sum(tl.sum((acc != acc).to(tl.int32), 1), 0) > 0:  # noqa: PLR0124
+    if tl.sum((acc != acc).to(tl.int32)) > 0:  # noqa: PLR0124
         acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
         row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_Q], tl.float32)
 
-        for stretch in range(first_stretch, end_stretch):
-            at = map_stretches_ptr + stretch * 4
-            kv_first = tl.load(at) * map_block_kv
-            full_first = tl.load(at + 1) * map_block_kv
-            full_end = tl.load(at + 2) * map_block_kv
-            kv_end = tl.minimum(tl.load(at + 3) * map_block_kv, kv_len)
-            for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
-                in_range = kv_start + columns < kv_len
-                k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
-                score = tl.dot(q, k, input_precision=PRECISION)
-                kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-                if (kv_start < full_first) | (kv_start >= full_end):
-                    allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
-                    score = tl.where(allowed, score, float("-inf"))
-                p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
-                in_range = in_range & (tl.max(p, 0) > 0.0)
-                v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
-                acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
+            in_range = kv_start + columns < kv_len
+            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
+            score = tl.dot(q, k, input_precision=PRECISION)
+            kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
+            if kv_start >= full_end:
+                allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
+                score = tl.where(allowed, score, float("-inf"))
+            p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
+            in_range = in_range & (tl.max(p, 0) > 0.0)
+            v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
 
     # A row without a key has a sum of 0: its output is 0.
     out = acc * tl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)[:, None]

@@ -95,8 +95,7 @@ def attention_forward(
     q = tl.load(q_tile, mask=(rows < q_len)[:, None], other=0.0)
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
     q_idx = tl.minimum(rows, q_len - 1)[:, None]
-    index = tl.load(doc_ids_ptr + q_idx, mask=q_idx < doc_ids_size_0, other=0)
-    doc_ids_q = index
+    doc_ids_q = tl.load(doc_ids_ptr + q_idx, mask=q_idx < doc_ids_size_0, other=0)
     to_log2 = scale * LOG2E
     acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
@@ -119,8 +118,7 @@ def attention_forward(
             score = tl.dot(q, k, input_precision=PRECISION)
             kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
             if (kv_start < full_first) | (kv_start >= full_end):
-                index_2 = tl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
-                doc_ids_kv = index_2
+                doc_ids_kv = tl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
                 allowed = in_range[None, :] & mask_mod(doc_ids_q, doc_ids_kv)
                 score = tl.where(allowed, score, float("-inf"))
             p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
@@ -129,7 +127,7 @@ def attention_forward(
 
     # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
     # prevented: if a NaN came out, these rows are computed again with the unseen values left out.
-    if tl.sum(tl.sum((acc != acc).to(tl.int32), 1), 0) > 0:  # noqa: PLR0124
+    if tl.sum((acc != acc).to(tl.int32)) > 0:  # noqa: PLR0124
         acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
         row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_Q], tl.float32)
@@ -146,8 +144,7 @@ def attention_forward(
                 score = tl.dot(q, k, input_precision=PRECISION)
                 kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
                 if (kv_start < full_first) | (kv_start >= full_end):
-                    index_2 = tl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
-                    doc_ids_kv = index_2
+                    doc_ids_kv = tl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
                     allowed = in_range[None, :] & mask_mod(doc_ids_q, doc_ids_kv)
                     score = tl.where(allowed, score, float("-inf"))
                 p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)

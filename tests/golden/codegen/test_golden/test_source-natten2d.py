@@ -43,10 +43,10 @@ def floor_mod(a, b):
 @triton.jit
 def mask_mod(row_value, row_value_2, column_value, column_value_2, half_h, half_h_2, half_w, half_w_2):
     """kv_idx // width - min(max(q_idx // width, half_h), height_1_half_h) >= half_h_2 and kv_idx // ..."""
-    index_3 = column_value - row_value
-    index_4 = column_value_2 - row_value_2
-    mask = (half_h_2 <= index_3) & (index_3 <= half_h) & (half_w_2 <= index_4)
-    return mask & (index_4 <= half_w)
+    index = column_value - row_value
+    index_2 = column_value_2 - row_value_2
+    mask = (half_h_2 <= index) & (index <= half_h) & (half_w_2 <= index_2)
+    return mask & (index_2 <= half_w)
 
 
 @triton.jit
@@ -122,10 +122,8 @@ def attention_forward(
     q = tl.load(q_tile, mask=(rows < q_len)[:, None], other=0.0)
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
     q_idx = tl.minimum(rows, q_len - 1)[:, None]
-    index = tl.minimum(tl.maximum(floor_div(q_idx, width), half_h), height_1_half_h)
-    row_value = index
-    index_2 = tl.minimum(tl.maximum(floor_mod(q_idx, width), half_w), width_1_half_w)
-    row_value_2 = index_2
+    row_value = tl.minimum(tl.maximum(floor_div(q_idx, width), half_h), height_1_half_h)
+    row_value_2 = tl.minimum(tl.maximum(floor_mod(q_idx, width), half_w), width_1_half_w)
     to_log2 = scale * LOG2E
     acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
@@ -160,7 +158,7 @@ def attention_forward(
 
     # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
     # prevented: if a NaN came out, these rows are computed again with the unseen values left out.
-    if tl.sum(tl.sum((acc != acc).to(tl.int32), 1), 0) > 0:  # noqa: PLR0124
+    if tl.sum((acc != acc).to(tl.int32)) > 0:  # noqa: PLR0124
         acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
         row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_Q], tl.float32)
