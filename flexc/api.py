@@ -11,6 +11,8 @@ from flexc.call import AttentionCall
 from flexc.check import (
     check_block_map,
     check_captures,
+    check_dropout,
+    check_gradients_exist,
     check_is_tensor,
     check_no_gradients,
     check_options,
@@ -115,9 +117,10 @@ def attention(
         block_mask: blocks found before, of flexc or of PyTorch. With `mask_mod` as well, both apply.
         scale: of the scores; `1 / sqrt(D)` by default.
         sinks: (Hq,) logits, one a head, that take part in the softmax and have no value.
-        dropout_p: must be 0 in this version.
+        dropout_p: probability that a weight is dropped; the others are divided by `1 - dropout_p`. Drawn
+            anew at each call, as `torch.manual_seed` decides; the lse is that without dropout.
         return_lse: also return the natural logarithm of the sum of exponentials, (B, Hq, L) fp32.
-        deterministic: the forward always is; accepted for the backward to come.
+        deterministic: gradients are the same bits from run to run; the output always is.
         k_scale: scale of an fp8 k; not in this version.
         v_scale: scale of an fp8 v; not in this version.
         q_scale: scale of an fp8 q; not in this version.
@@ -166,10 +169,7 @@ def attention(
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
     check_tensors(q, k, v)
-    if dropout_p != 0.0:
-        raise UnsupportedFeature(
-            f"dropout_p is {dropout_p}; this version has no dropout", hint="pass dropout_p=0.0"
-        )
+    dropout_p = check_dropout(dropout_p)
     if k_scale is not None or v_scale is not None or q_scale is not None:
         raise UnsupportedFeature(
             "q_scale, k_scale and v_scale belong to fp8 inputs, which this version does not take",
@@ -186,6 +186,7 @@ def attention(
     if values:
         check_captures(tuple(c.name for c in mods.captures), values, q.device)
         check_reads(mods, values, q)
+        check_gradients_exist(mods, values)
     call = AttentionCall(
         q=_readable(q),
         k=_readable(k),
@@ -199,6 +200,9 @@ def attention(
         out=out,
         allow_tf32=torch.backends.cuda.matmul.allow_tf32,
         options=check_options(options),
+        dropout_p=dropout_p,
+        dropout_seed=int(torch.randint(2**63 - 1, (), device="cpu")) if dropout_p else 0,
+        deterministic=deterministic,
     )
     read_in_place = call.q is q and call.k is k and call.v is v
     result, lse = _run(call, backend, key if read_in_place else None)
@@ -230,11 +234,16 @@ def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tens
         raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
     if backend not in ("triton", "cpu"):
         raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-    check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
     if backend == "triton":
+        if call.dropout_p:
+            raise UnsupportedFeature(
+                f"dropout_p is {call.dropout_p}; the GPU kernels of this version have no dropout",
+                hint="pass dropout_p=0.0",
+            )
+        check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
         from flexc import gpu
 
         return gpu.run(call, key)
-    from flexc import cpu
+    from flexc.differentiate import attend
 
-    return cpu.run(call)
+    return attend(call)

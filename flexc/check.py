@@ -21,6 +21,7 @@ from flexc.errors import (
     UnsupportedFeature,
     UnsupportedHeadDim,
 )
+from flexc.ir.adjoint import obstacle
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.ranges import LONGEST, Ranges, Within
@@ -241,6 +242,50 @@ def check_no_gradients(tensors: tuple[object, ...]) -> None:
                 "an input requires a gradient, and this version computes the forward only",
                 hint='call it under torch.no_grad(), or pass backend="reference" (dense) to differentiate',
             )
+
+
+def check_gradients_exist(mods: Mods, values: tuple[object, ...]) -> None:
+    """A captured tensor that asks for a gradient while autograd records can get one.
+
+    Raises NotDifferentiable for one that is read by the mask alone, or by the score_mod only in ways that
+    have no derivative.
+    """
+    if not torch.is_grad_enabled():
+        return
+    asking = {slot: x for slot, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad}
+    obstacles = {slot: _obstacle(mods, slot) for slot in asking}
+    reached = {id(asking[slot]) for slot, why in obstacles.items() if why is None}
+    for slot, why in obstacles.items():
+        if why is not None and id(asking[slot]) not in reached:
+            name = mods.captures[slot].name
+            raise NotDifferentiable(
+                f"the captured tensor {name!r} requires a gradient, but {why}",
+                hint=f"capture {name}.detach() if it needs none",
+            )
+
+
+@lru_cache(maxsize=256)
+def _obstacle(mods: Mods, slot: int) -> str | None:
+    """Why the capture in `slot` can't have a gradient; None where it can, or is not read at all."""
+
+    def reads(root: Expr | None) -> bool:
+        return root is not None and any(
+            node.op is Op.LOAD and node.attr == slot for node in topological(root)
+        )
+
+    if mods.score is not None and reads(mods.score):
+        why = obstacle(mods.score, slot)
+        return None if why is None else f"it {why}"
+    if reads(mods.mask):
+        return "only the mask reads it, and a mask is true or false"
+    return None
+
+
+def check_dropout(probability: object) -> float:
+    """The probability as a float. Raises UnknownOption for what is none."""
+    if isinstance(probability, (int, float)) and not isinstance(probability, bool) and 0 <= probability <= 1:
+        return float(probability)
+    raise UnknownOption(f"dropout_p is {probability!r}", hint="a probability, from 0 to 1")
 
 
 def check_block_map(

@@ -15,6 +15,7 @@ from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input
+from flexc.philox import kept, survivors_weight
 from flexc.values import weigh_values
 
 
@@ -54,11 +55,13 @@ def dense(call: AttentionCall, product: torch.dtype | None = None) -> tuple[torc
         scores = _value(call, call.score, {**inputs, Input.SCORE: scores}, dtype).expand(shape)
     scores = torch.where(visible, scores, -math.inf)
     weights, lse = _softmax(scores, call.sinks)
+    seen = scores != -math.inf
+    if call.dropout_p:
+        keep = _kept(call, inputs)
+        weights, seen = torch.where(keep, weights * survivors_weight(call.dropout_p), 0.0), seen & keep
     weights = weights.to(product).flatten(2, 3)
-    if bool(v.isfinite().all()):
-        out = weights @ v
-    else:
-        out = weigh_values(weights, v, (scores != -math.inf).flatten(2, 3))
+    is_finite = bool(v.isfinite().all())
+    out = weights @ v if is_finite else weigh_values(weights, v, seen.flatten(2, 3))
     out = out.reshape(batch, heads, q_len, call.v.shape[3]).to(call.q.dtype)
     return out, lse.reshape(batch, heads, q_len)
 
@@ -74,6 +77,15 @@ def _inputs(shape: tuple[int, ...], device: torch.device) -> dict[Input, torch.T
         Input.Q_LEN: q_len,
         Input.KV_LEN: kv_len,
     }
+
+
+def _kept(call: AttentionCall, inputs: dict[Input, torch.Tensor | int]) -> torch.Tensor:
+    """Which pairs dropout keeps, to broadcast over (batch, key head, group, row, column)."""
+    b, h, q_idx, kv_idx = (
+        torch.as_tensor(inputs[i], device="cpu") for i in (Input.B, Input.H, Input.Q_IDX, Input.KV_IDX)
+    )
+    stream = b.to(torch.int64) * call.q.shape[1] + h
+    return kept(call.dropout_seed, call.dropout_p, stream, q_idx, kv_idx).to(call.q.device)
 
 
 def _value(

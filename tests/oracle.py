@@ -7,9 +7,9 @@ plus one unit in the last place of the largest golden value, plus the golden's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -19,6 +19,17 @@ from flexc.resolve import resolve
 
 # Sums of fp64 numbers near 1 in another order; it counts only where the result is fp64 as well.
 _GOLDEN_ROUND_OFF = 2.0**-45
+
+
+class _Arguments(TypedDict, total=False):
+    """What a golden takes besides tensors, as `flexc.attention` does; the seed of dropout is given."""
+
+    mask_mod: Callable[..., Any] | None
+    score_mod: Callable[..., Any] | None
+    block_mask: Any
+    scale: float | None
+    dropout_p: float
+    dropout_seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,53 +48,125 @@ class Golden:
             assert_close_to_golden(lse, self.lse, self.plain_lse)
 
 
+@dataclass(frozen=True, slots=True)
+class GoldenGradients:
+    """What the gradients of a call should be (fp64), and what plain PyTorch gives in its inputs' dtypes.
+
+    In the order of q, k, v, the sinks if there are any, and the captured tensors that were named.
+    """
+
+    names: tuple[str, ...]
+    golden: tuple[torch.Tensor, ...]
+    plain: tuple[torch.Tensor, ...]
+
+    def check(self, actual: Sequence[torch.Tensor | None]) -> None:
+        """Fails when a gradient breaks the rule, or is missing."""
+        for name, one, golden, plain in zip(self.names, actual, self.golden, self.plain, strict=True):
+            assert one is not None, name
+            assert one.dtype is plain.dtype, f"{name}: {one.dtype}"
+            assert_close_to_golden(one, golden, plain, what=f"gradient of {name}: ")
+
+
 def golden(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    mask_mod: Callable[..., Any] | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    block_mask: Any = None,
-    scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    **arguments: Unpack[_Arguments],
 ) -> Golden:
     """The golden of `flexc.attention` with these arguments, on the device of the tensors."""
-    mods, values, block_map = resolve(score_mod, mask_mod, block_mask)
-
-    def call(dtype: torch.dtype | None) -> AttentionCall:
-        return AttentionCall(
-            q=q.detach().to(dtype or q.dtype),
-            k=k.detach().to(dtype or q.dtype),
-            v=v.detach().to(dtype or q.dtype),
-            mods=mods,
-            values=values,
-            block_map=block_map,
-            scale=1 / math.sqrt(q.shape[3]) if scale is None else scale,
-            sinks=None if sinks is None else sinks.detach(),
-            return_lse=True,
-            out=None,
-            allow_tf32=False,
-        )
-
+    sinks = None if sinks is None else sinks.detach()
     with torch.no_grad():
-        out, lse = dense(call(torch.float64))
-        plain_out, plain_lse = dense(call(None), product=q.dtype)
+        out, lse = dense(
+            _call(q.detach().double(), k.detach().double(), v.detach().double(), sinks, {}, **arguments)
+        )
+        plain = _call(q.detach(), k.detach(), v.detach(), sinks, {}, **arguments)
+        plain_out, plain_lse = dense(plain, product=q.dtype)
     return Golden(out, lse, plain_out, plain_lse)
 
 
-def assert_close_to_golden(actual: torch.Tensor, golden: torch.Tensor, plain: torch.Tensor) -> None:
+def golden_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None = None,
+    *,
+    sinks: torch.Tensor | None = None,
+    captured: Sequence[torch.Tensor] = (),
+    **arguments: Unpack[_Arguments],
+) -> GoldenGradients:
+    """The golden gradients of `flexc.attention`, by autograd, for these gradients of its results.
+
+    `arguments` are those of `golden`. `captured` are tensors that the score_mod captured.
+    """
+    tensors = [q, k, v, *(() if sinks is None else (sinks,)), *captured]
+    fixed = 3 if sinks is None else 4
+
+    def gradients(wide: bool) -> tuple[torch.Tensor, ...]:
+        leaves = [(x.detach().double() if wide else x.detach().clone()).requires_grad_() for x in tensors]
+        replaced = {id(x): leaf for x, leaf in zip(captured, leaves[fixed:], strict=True)}
+        call = _call(
+            leaves[0], leaves[1], leaves[2], None if sinks is None else leaves[3], replaced, **arguments
+        )
+        out, lse = dense(call) if wide else dense(call, product=q.dtype)
+        results, grads = [out], [grad_out.to(out.dtype)]
+        if grad_lse is not None:
+            results, grads = [out, lse], [*grads, grad_lse.to(lse.dtype)]
+        found = torch.autograd.grad(results, leaves, grads, allow_unused=True)
+        return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+    names = [*("q", "k", "v", "sinks")[:fixed], *(f"captured {n}" for n in range(len(captured)))]
+    return GoldenGradients(tuple(names), gradients(True), gradients(False))
+
+
+def _call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    replaced: Mapping[int, torch.Tensor],
+    **arguments: Unpack[_Arguments],
+) -> AttentionCall:
+    """A call of the dense reference; captured tensors are replaced by their identity."""
+    scale = arguments.get("scale")
+    mods, values, block_map = resolve(
+        arguments.get("score_mod"), arguments.get("mask_mod"), arguments.get("block_mask")
+    )
+    return AttentionCall(
+        q=q,
+        k=k,
+        v=v,
+        mods=mods,
+        values=tuple(replaced.get(id(x), x) for x in values),
+        block_map=block_map,
+        scale=1 / math.sqrt(q.shape[3]) if scale is None else scale,
+        sinks=sinks,
+        return_lse=True,
+        out=None,
+        allow_tf32=False,
+        dropout_p=arguments.get("dropout_p", 0.0),
+        dropout_seed=arguments.get("dropout_seed", 0),
+    )
+
+
+def assert_close_to_golden(
+    actual: torch.Tensor, golden: torch.Tensor, plain: torch.Tensor, *, what: str = ""
+) -> None:
     """Fails when `actual` is more than twice as far from `golden` as `plain` is, plus round-off."""
-    assert actual.shape == golden.shape, f"shape {tuple(actual.shape)}, expected {tuple(golden.shape)}"
+    assert actual.shape == golden.shape, f"{what}shape {tuple(actual.shape)}, expected {tuple(golden.shape)}"
     wide = actual.detach().double()
     finite = golden.isfinite()
     wrong = ~torch.where(finite, wide.isfinite(), (wide == golden) | (wide.isnan() & golden.isnan()))
-    assert not wrong.any(), f"{int(wrong.sum())} values are not what they should be; first at {_first(wrong)}"
+    assert not wrong.any(), (
+        f"{what}{int(wrong.sum())} values are not what they should be; first at {_first(wrong)}"
+    )
     error = _error(wide, golden, finite)
     largest = float(golden[finite].abs().max()) if finite.any() else 0.0
     allowed = 2 * _error(plain.double(), golden, finite) + torch.finfo(actual.dtype).eps * largest
     allowed += _GOLDEN_ROUND_OFF * max(largest, 1.0)
-    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
+    assert error <= allowed, f"{what}error {error:.3g}, allowed {allowed:.3g}"
 
 
 def _error(x: torch.Tensor, golden: torch.Tensor, finite: torch.Tensor) -> float:

@@ -153,23 +153,54 @@ def test_a_captured_number_in_a_cpu_tensor_goes_anywhere() -> None:
         check_captures(("a",), (t(1),), device)
 
 
-def test_gradients() -> None:
+def test_gradients_that_the_kernels_do_not_have() -> None:
     for n in range(3):
         tensors = [Q, K, K]
         tensors[n] = tensors[n].clone().requires_grad_()
         message = "an input requires a gradient"
-        error = refused(NotDifferentiable, message, 'backend="reference"', *tensors)
+        error = refused(NotDifferentiable, message, 'backend="reference"', *tensors, backend="triton")
         assert isinstance(error, NotImplementedError)
         with torch.no_grad(), pytest.raises(AssertionError, match="a backend ran"):
             flexc.attention(*tensors)
 
 
-def test_gradients_of_captured_tensors_and_sinks() -> None:
+def test_gradients_of_captured_tensors_and_sinks_that_the_kernels_do_not_have() -> None:
     slopes = torch.ones(4, requires_grad=True)
-    refused(
-        NotDifferentiable, "requires a gradient", "no_grad()", Q, K, K, score_mod=flexc.scores.alibi(slopes)
-    )
-    refused(NotDifferentiable, "requires a gradient", "no_grad()", Q, K, K, sinks=slopes)
+    for arguments in ({"score_mod": flexc.scores.alibi(slopes)}, {"sinks": slopes}):
+        refused(NotDifferentiable, "requires a gradient", "no_grad()", Q, K, K, backend="triton", **arguments)
+
+
+def test_gradients_that_do_not_exist() -> None:
+    width = torch.ones(4, requires_grad=True)
+
+    def by_the_mask(b, h, q_idx, kv_idx):
+        return q_idx - kv_idx < width[h]
+
+    def as_an_index(score, b, h, q_idx, kv_idx):
+        return score + (q_idx - kv_idx).float() * width[h].int()
+
+    def compared(score, b, h, q_idx, kv_idx):
+        return torch.where(score > width[h], score, 2 * score)
+
+    name = "the captured tensor 'width' requires a gradient, but "
+    hint = "width.detach()"
+    refused(NotDifferentiable, name + "only the mask reads it", hint, Q, K, K, mask_mod=by_the_mask)
+    refused(NotDifferentiable, name + "it is only read as an integer", hint, Q, K, K, score_mod=as_an_index)
+    refused(NotDifferentiable, name + "it is only compared", hint, Q, K, K, score_mod=compared)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context, pytest.raises(AssertionError, match="a backend ran"):
+            flexc.attention(Q, K, K, score_mod=compared, mask_mod=by_the_mask)
+
+    def smooth(score, b, h, q_idx, kv_idx):
+        return score * width[h]
+
+    with pytest.raises(AssertionError, match="a backend ran"):
+        flexc.attention(Q, K, K, score_mod=smooth, mask_mod=by_the_mask)
+
+
+def test_gradients_through_the_users_own_output() -> None:
+    q, out = Q.clone().requires_grad_(), torch.empty_like(Q)
+    refused(NotDifferentiable, "the result is written to out=", "leave out= away", q, K, K, out=out)
 
 
 def test_block_masks_of_other_lengths_batches_or_heads() -> None:
@@ -185,11 +216,17 @@ def test_block_masks_of_other_lengths_batches_or_heads() -> None:
 
 
 def test_what_this_version_does_not_have() -> None:
-    refused(UnsupportedFeature, "dropout_p is 0.1", "dropout_p=0.0", Q, K, K, dropout_p=0.1)
+    arguments = {"dropout_p": 0.1, "backend": "triton"}
+    refused(UnsupportedFeature, "dropout_p is 0.1", "dropout_p=0.0", Q, K, K, **arguments)
     for name in ("q_scale", "k_scale", "v_scale"):
         refused(UnsupportedFeature, "belong to fp8 inputs", "bf16, fp16 or fp32", Q, K, K, **{name: t(1)})
     for backend in ("hopper", "blackwell"):
         refused(UnsupportedFeature, f'backend="{backend}"', "", Q, K, K, backend=backend)
+
+
+def test_dropout_is_a_probability() -> None:
+    for wrong in (-0.1, 1.5, float("nan"), True, "0.1"):
+        refused(UnknownOption, f"dropout_p is {wrong!r}", "from 0 to 1", Q, K, K, dropout_p=wrong)
 
 
 def test_backends() -> None:
