@@ -16,10 +16,12 @@ from flexc.ir.equal_terms import replaced, replacements
 from flexc.ir.expr import Expr, topological
 from flexc.ir.key_sets import EVERYTHING, Piece, absorbed, intersection, tidied
 from flexc.ir.magnitude import assumed_numbers
+from flexc.ir.merge import merged
 from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.ranges import LONGEST, Within
 from flexc.ir.rewrite_logic import flatten
 from flexc.ir.simplify import simplify
+from flexc.ir.step_counts import agreements
 from flexc.ir.symbolic import Algebra, Form, Unsolved
 from flexc.ir.types import DType
 
@@ -82,6 +84,9 @@ class Solver:
             return self._of_run(condition, (op is Op.EQ) is truth)
         if op in (Op.EQ, Op.NE) and args[0].dtype is DType.BOOL:
             return self._agreement(args[0], args[1], (op is Op.EQ) is truth)
+        counted = agreements(*args) if op in (Op.EQ, Op.NE) else []
+        if counted:
+            return self._agreements(counted, (op is Op.EQ) is truth)
         try:
             if op in COMPARISONS and args[0].dtype.is_integer:
                 return self._compared(op if truth else _TURNED[op], args, truth)
@@ -124,7 +129,16 @@ class Solver:
 
     def _agreement(self, a: Expr, b: Expr, equal: bool) -> Keys:
         both = self._both(self.keys(a, True), self.keys(b, equal))
-        return self._checked(self._either(both, self._both(self.keys(a, False), self.keys(b, not equal))))
+        neither = self._both(self.keys(a, False), self.keys(b, not equal))
+        return self._checked(self._either(both, neither))
+
+    def _agreements(self, conditions: list[Expr], every: bool) -> Keys:
+        """Where all of many pairs of conditions agree, or where some do not; each in one piece."""
+        found: Keys = [EVERYTHING] if every else []
+        for condition in conditions:
+            keys = merged(self.algebra, self.keys(condition, every))
+            found = self._both(found, keys) if every else self._either(found, keys)
+        return self._checked(found)
 
     def _of_row(self, condition: Expr) -> Keys:
         if condition is TRUE or condition is FALSE:

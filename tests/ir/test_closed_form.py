@@ -232,6 +232,32 @@ def test_exact_ranges(name: str) -> None:
     assert ranges_as_text(name) == EXACT[name]
 
 
+ALSO_EXACT = (
+    "document_by_search",
+    "gym_tree_training",
+    "gym_block_diffusion",
+    "gym_spatial_head",
+    "hf_sliding_window_bidirectional",
+    "hf_offsets",
+    "sizes_of_captures",
+    "callable_object",
+    "bound_method",
+    "partial_of_a_function",
+    "loop_over_captured_windows",
+    "first_visited_block_is_empty_for_some_rows",
+)
+
+
+@pytest.mark.parametrize("name", ALSO_EXACT)
+def test_exact_too(name: str) -> None:
+    """`test_the_corpus` compares them with their masks; here none may be given up."""
+    mask, values, _, lengths = _traced(MASKS[name])
+    ranges = closed_form(mask)
+    assert ranges is not None
+    assert ranges.is_exact
+    assert ranges.holds(values, *lengths[2:])
+
+
 def test_composed_masks() -> None:
     causal, window = compare(Op.LE, KV, Q), compare(Op.LT, binary(Op.SUB, Q, KV), const(8))
     prefix = compare(Op.LT, KV, const(5))
