@@ -14,12 +14,13 @@ from functools import lru_cache
 from flexc.ir.expr import Expr
 from flexc.ir.key_sets import Piece, contains
 from flexc.ir.merge import end_of, first_of, merged
-from flexc.ir.ranges import Range, Ranges
+from flexc.ir.ranges import LONGEST, Range, Ranges
 from flexc.ir.simplify import simplify
 from flexc.ir.solve import Keys, Runs, Solver, TooMany
-from flexc.ir.symbolic import Algebra
+from flexc.ir.symbolic import MAY_WRAP, Algebra
 
 MOST_RANGES = 8
+_LONGEST_MULTIPLIED = 2**22  # a mask that multiplies kv_idx by up to 256 stays inside 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +40,39 @@ def closed_form(mask: Expr, *, any_length: bool = False) -> Ranges | None:
     `Within.reach`) is preferred to a rough one for any number, unless `any_length`.
     """
     simple = simplify(mask)
-    ranges, _ = _remembered(simple, False)
+    ranges, found = _remembered(simple, False, LONGEST)
     if any_length or (ranges is not None and ranges.is_exact):
         return ranges
-    short, _ = _remembered(simple, True)
-    return short if short is not None and short.is_exact else ranges
+    attempts = [(True, LONGEST)]
+    if any(obstacle.reason.startswith(MAY_WRAP) for obstacle in found):
+        attempts.append((False, _LONGEST_MULTIPLIED))
+    for few_keys, longest in attempts:
+        short, _ = _remembered(simple, few_keys, longest)
+        if short is not None and short.is_exact:
+            return short
+    return ranges
 
 
 def obstacles(mask: Expr) -> tuple[Obstacle, ...]:
     """What keeps a mask from an exact closed form; none where it has one."""
     ranges = closed_form(mask)
-    return () if ranges is not None and ranges.is_exact else _remembered(simplify(mask), False)[1]
+    return () if ranges is not None and ranges.is_exact else _remembered(simplify(mask), False, LONGEST)[1]
 
 
 @lru_cache(maxsize=512)
-def _remembered(mask: Expr, few_keys: bool) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
-    return solve(mask, few_keys=few_keys, runs={})
+def _remembered(mask: Expr, few_keys: bool, longest: int) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
+    return solve(mask, few_keys=few_keys, runs={}, longest=longest)
 
 
 def solve(
-    mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs]
+    mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs], longest: int = LONGEST
 ) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
     """The ranges of a simplified mask, and what could not be solved.
 
-    `few_keys` allows assumptions on the number of keys; `runs` has the keys of comparisons of ids.
+    `few_keys` allows assumptions on the number of keys, which `longest` bounds; `runs` has the keys of
+    comparisons of ids.
     """
-    solver = Solver(mask, few_keys=few_keys, runs=runs)
+    solver = Solver(mask, few_keys=few_keys, runs=runs, longest=longest)
     try:
         keys = solver.keys(mask)
     except TooMany:

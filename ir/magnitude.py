@@ -17,12 +17,12 @@ from flexc.ir.types import DType
 
 LARGE = 2**30
 _ADDED = 2**28
+_MULTIPLIED = 2**8
 _MOST_BATCHES = 2**20
 _INPUTS = {
     Input.B: _MOST_BATCHES - 1,
     Input.H: _MOST_BATCHES - 1,
     Input.Q_IDX: LONGEST - 1,
-    Input.KV_IDX: LONGEST - 1,
     Input.Q_LEN: LONGEST,
     Input.KV_LEN: LONGEST,
 }
@@ -51,9 +51,11 @@ _HALF = {DType.I32: Extent(-LARGE, LARGE), DType.I64: Extent(-(2**62), 2**62)}
 def assumed_numbers(root: Expr) -> dict[int, Within]:
     """By slot, the bounds that a closed form of `root` asks of the captured integers.
 
-    A divisor is positive; a number that the mask adds or multiplies leaves room for others in 32 bits; one
-    that is only compared may be as large as it likes, so that a window of 2**31 - 1 still means none.
+    A divisor is positive, and so is what multiplies a term of the key; a number that the mask adds leaves
+    room for others in 32 bits; one that is only compared may be as large as it likes, so that a window of
+    2**31 - 1 still means none.
     """
+    placements = place(root)
     found: dict[int, Within] = {}
     for node in topological(root):
         for i, arg in enumerate(node.args):
@@ -69,6 +71,8 @@ def assumed_numbers(root: Expr) -> dict[int, Within]:
             least, greatest = -_ADDED, _ADDED
             if node.op in (Op.FLOORDIV, Op.MOD) and i == 1:
                 least, greatest = 1, LONGEST
+            elif node.op is Op.MUL and placements[node] >= Placement.COLUMN:
+                least, greatest = 1, _MULTIPLIED
             elif node.op in COMPARISONS:
                 least, greatest = -LARGE, WIDTH[DType.I32].hi
             slot = number.attr
@@ -97,15 +101,21 @@ def trusted_tensors(root: Expr) -> frozenset[int]:
 class Magnitudes:
     """The extents of integer and boolean nodes, remembered.
 
-    `positions` are captured values known to be positions; `trusted` are slots, see `trusted_tensors`.
+    `positions` are captured values known to be positions; `trusted` are slots, see `trusted_tensors`;
+    no key lies at `longest` or beyond.
     """
 
     def __init__(
-        self, numbers: dict[int, Within], positions: frozenset[Expr], trusted: frozenset[int]
+        self,
+        numbers: dict[int, Within],
+        positions: frozenset[Expr],
+        trusted: frozenset[int],
+        longest: int,
     ) -> None:
         self.numbers = numbers
         self.positions = positions
         self.trusted = trusted
+        self.longest = longest
         self._exact: dict[Expr, Extent] = {}
 
     def of(self, node: Expr) -> Extent:
@@ -133,6 +143,8 @@ class Magnitudes:
             return Extent(value, value)
         if node.dtype is DType.BOOL:
             return WIDTH[DType.BOOL]
+        if node.attr is Input.KV_IDX:
+            return Extent(0, self.longest - 1)
         if isinstance(node.attr, Input):
             return Extent(0, _INPUTS[node.attr])
         if node.op is Op.SIZE:

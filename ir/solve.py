@@ -53,7 +53,9 @@ class TooMany(Exception):
 class Solver:
     """Finds the keys of conditions of one mask, and notes what it could not solve and what it assumed."""
 
-    def __init__(self, mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs]) -> None:
+    def __init__(
+        self, mask: Expr, *, few_keys: bool, runs: Mapping[Expr, Runs], longest: int = LONGEST
+    ) -> None:
         self.numbers = assumed_numbers(mask)
         self.runs = runs
         positions = (
@@ -61,11 +63,11 @@ class Solver:
             for run in runs.values()
             for bound in (run.run_first, run.run_end, run.hull_first, run.hull_end)
         )
-        self.algebra = Algebra(mask, self.numbers, frozenset(positions))
+        self.algebra = Algebra(mask, self.numbers, frozenset(positions), longest)
         for run in runs.values():
             self._know(run)
         self.borders = _borders(mask) if few_keys else frozenset[Expr]()
-        self.longest = LONGEST
+        self.longest = longest
         self.unsolved: dict[Expr, Unsolved] = {}
 
     def keys(self, condition: Expr, truth: bool = True) -> Keys:
@@ -101,9 +103,10 @@ class Solver:
     def _all(self, parts: list[Expr], truth: bool) -> Keys:
         """Of conditions that must all be `truth`; an equation among them rewrites the others."""
         equation = Op.EQ if truth else Op.NE
-        for equal in [part for part in parts if part.op is equation]:
-            table = replacements(equal.args[0], equal.args[1], self.algebra.reads_kv)
-            if table:
+        for i in range(len(parts)):
+            equal = parts[i]  # as earlier equations left it
+            if equal.op is equation:
+                table = replacements(equal.args[0], equal.args[1], self.algebra.reads_kv)
                 parts = [part if part is equal else replaced(part, table) for part in parts]
         found: Keys = [EVERYTHING]
         for part in parts:
@@ -248,6 +251,15 @@ def _floordiv(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
     return solver._under(algebra.form(node.args[0]), algebra.product(limit, divisor), False)
 
 
+def _mul(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
+    algebra = solver.algebra
+    x, factor = node.args if algebra.reads_kv(node.args[0]) else reversed(node.args)
+    if algebra.reads_kv(factor) or algebra.magnitudes.of(factor).lo < 1:
+        raise Unsolved(node, "multiplies by what may be zero or less")
+    least = limit if above else limit + algebra.form(factor) - 1
+    return solver._under(algebra.form(x), algebra.ratio(least, factor), above)
+
+
 def _shift(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
     count = node.args[1].attr
     if node.args[1].op is not Op.CONST or not isinstance(count, int) or not 0 <= count < 31:
@@ -309,6 +321,7 @@ def _truth(solver: Solver, node: Expr, limit: Form, above: bool) -> Keys:
 
 _STEPS: dict[Op, Callable[[Solver, Expr, Form, bool], Keys]] = {
     Op.FLOORDIV: _floordiv,
+    Op.MUL: _mul,
     Op.SHR: _shift,
     Op.MOD: _mod,
     Op.MIN: _extreme,

@@ -23,6 +23,9 @@ from flexc.ir.types import DType
 Form = Any  # a sympy polynomial with integer coefficients; sympy has no types
 
 
+MAY_WRAP = "may wrap"
+
+
 class Unsolved(Exception):
     """Why a part of a mask has no closed form. `node` is the part, `reason` goes after its formula."""
 
@@ -35,8 +38,10 @@ class Unsolved(Exception):
 class Algebra:
     """Forms over one mask's nodes."""
 
-    def __init__(self, root: Expr, numbers: dict[int, Within], positions: frozenset[Expr]) -> None:
-        self.magnitudes = Magnitudes(numbers, positions, trusted_tensors(root))
+    def __init__(
+        self, root: Expr, numbers: dict[int, Within], positions: frozenset[Expr], longest: int
+    ) -> None:
+        self.magnitudes = Magnitudes(numbers, positions, trusted_tensors(root), longest)
         self._placements = place(root)
         self._symbols: dict[Expr, Form] = {}
         self._nodes: dict[Form, Expr] = {}
@@ -78,7 +83,7 @@ class Algebra:
             return sympy.Integer(int(node.attr))
         if self.magnitudes.wraps(node):
             if self.reads_kv(node):
-                raise Unsolved(node, "may wrap its 32 bits" if node.dtype is DType.I32 else "may wrap")
+                raise Unsolved(node, MAY_WRAP + (" its 32 bits" if node.dtype is DType.I32 else ""))
             return self.symbol(node)
         if node.op is Op.CAST and node.args[0].dtype.is_integer:
             return self.form(node.args[0])
@@ -134,6 +139,12 @@ class Algebra:
         if left.is_Integer:
             return inner
         return inner + self.symbol(binary(Op.FLOORDIV, self.wide(left), const(divisor)))
+
+    def ratio(self, form: Form, divisor: Expr) -> Form:
+        """`form // divisor`, of a row's number that is at least 1."""
+        if divisor.op is Op.CONST and isinstance(divisor.attr, int):
+            return self.quotient(form, divisor.attr)
+        return self.symbol(binary(Op.FLOORDIV, self.wide(form), divisor))
 
     def product(self, form: Form, by: Expr) -> Form:
         """`form * by`, with `x // by * by` written as `x - x % by`: closer to what people would write."""

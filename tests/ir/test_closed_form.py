@@ -121,7 +121,7 @@ def _keys() -> st.SearchStrategy[Expr]:
         NUMBERS.map(lambda c: binary(Op.SUB, KV, const(c))),
         st.just(binary(Op.SUB, Q, KV)),
         st.just(binary(Op.SUB, KV, Q)),
-        st.sampled_from([2, -3]).map(lambda f: binary(Op.MUL, KV, const(f))),
+        st.sampled_from([const(2), const(-3), C]).map(lambda f: binary(Op.MUL, KV, f)),
     )
     return st.one_of(
         plain,
@@ -276,6 +276,15 @@ def test_composed_masks() -> None:
     assert with_prefix.is_sorted
 
 
+def test_an_equation_said_twice_is_not_lost() -> None:
+    twice = binary(Op.MUL, KV, const(2))
+    mask = unary(Op.NOT, logic(Op.OR, compare(Op.NE, twice, Q), compare(Op.NE, Q, twice)))
+    ranges = closed_form(mask)
+    assert ranges is not None
+    assert ranges.is_exact
+    check(mask, ranges, [], (1, 1, 30, 30))
+
+
 def test_extreme_captured_values() -> None:
     """Windows and offsets at the ends of 32 and 64 bits stand for all keys or none: nothing wraps."""
     values = [
@@ -311,6 +320,14 @@ def test_numbers_are_checked_before_use() -> None:
     assert not ranges.holds([-4], 100, 100)
     assert not ranges.holds([4], 100, LONGEST + 1)
 
+    compressed = closed_form(compare(Op.LE, binary(Op.MUL, KV, divisor), Q))
+    assert compressed is not None
+    assert compressed.is_exact
+    assert compressed.holds([16], 2**22, 2**22)
+    assert not compressed.holds([16], 2**22, 2**22 + 1)
+    assert not compressed.holds([-16], 64, 64)
+    assert not compressed.holds([2**20], 64, 64)
+
     mask, values, _, _ = _traced(MASKS["block_diffusion"])
     halves = closed_form(mask)
     assert halves is not None
@@ -329,6 +346,10 @@ def test_numbers_are_checked_before_use() -> None:
         (load(0, (Q, KV), DType.BOOL), "reads a captured tensor at kv_idx"),
         (compare(Op.EQ, binary(Op.MOD, KV, const(3)), const(0)), "is periodic in kv_idx"),
         (compare(Op.LT, binary(Op.MUL, KV, const(2**20)), Q), "may wrap its 32 bits"),
+        (
+            compare(Op.LT, binary(Op.MUL, KV, binary(Op.MOD, H, const(4))), Q),
+            "multiplies by what may be zero or less",
+        ),
         (compare(Op.LT, cast(KV, DType.F32), const(2.5)), "compares floats"),
         (
             compare(Op.LT, binary(Op.FLOORDIV, KV, load(0, (), DType.I32)), Q),
