@@ -242,8 +242,9 @@ def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tens
             )
         check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
         from flexc import gpu
+        from flexc.refit import refitted
 
-        return gpu.run(call, key)
+        return gpu.run(refitted(call), key)
     from flexc.differentiate import attend
 
     return attend(call)
