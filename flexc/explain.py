@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from flexc.explain_ranges import has_formula, keys_of_a_row
@@ -16,6 +15,7 @@ from flexc.ir.build import TRUE
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.graph import Capture, ModSource
 from flexc.ir.ops import Input
+from flexc.ir.overview import overview
 from flexc.ir.place import hoists
 from flexc.ir.printer import to_formula
 from flexc.ir.split import conjuncts
@@ -88,21 +88,13 @@ def draw_tiles(block_map: BlockMap, *, columns: int = 96) -> str:
 
     With more than `columns` tiles a side, a character stands for a square of them: partial unless all agree.
     """
-    kinds = np.asarray(block_map.kinds())
-    step = max(1, math.ceil(max(kinds.shape) / columns))
-    lines = []
-    for row in range(0, kinds.shape[0], step):
-        band = kinds[row : row + step]
-        squares = (band[:, column : column + step] for column in range(0, kinds.shape[1], step))
-        lines.append("".join(_TILE[_agreed(square)] for square in squares).rstrip())
+    step = max(1, math.ceil(max(block_map.q_blocks, block_map.kv_blocks) / columns))
+    cells = overview(block_map, -(-block_map.q_blocks // step), -(-block_map.kv_blocks // step))
+    shades = np.where(cells.full == cells.tiles, int(TileKind.FULL), cells.partial + cells.full > 0)
+    lines = ["".join(_TILE[TileKind(kind)] for kind in row).rstrip() for row in shades.tolist()]
     side = f"{block_map.block_q * step} x {block_map.block_kv * step}"
     meaning = ", ".join(f"{_TILE[kind]!r} {kind.name.lower()}" for kind in TileKind)
     return "\n".join([*lines, f"one character: {side} pairs; {meaning}"])
-
-
-def _agreed(square: npt.NDArray[np.uint8]) -> TileKind:
-    first = TileKind(int(square.flat[0]))
-    return first if (square == first).all() else TileKind.PARTIAL
 
 
 _TILE = {TileKind.EMPTY: "·", TileKind.PARTIAL: "▒", TileKind.FULL: "█"}

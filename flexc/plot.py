@@ -10,6 +10,7 @@ import numpy as np
 
 from flexc.errors import MissingPackage, UnknownOption
 from flexc.ir.blockmap import TileKind
+from flexc.ir.overview import Overview, overview
 from flexc.plane import Plane, plane
 
 if TYPE_CHECKING:
@@ -19,15 +20,19 @@ if TYPE_CHECKING:
 MAX_PAIRS = 1 << 22
 """Above this many pairs (2048 x 2048) a mask is drawn by tiles, not pair by pair."""
 
-MAX_TILES = 1024
-"""At most this many tiles a side; blocks are doubled until they fit."""
+MAX_CELLS = 512
+"""At most this many cells a side; with more tiles, a cell stands for several, in their mean colour."""
 
 _MASKED, _PARTIAL, _ALLOWED = "#eef0f4", "#8fb8de", "#1f4e8c"
+_FAINTEST = 0.35
+"""The weight of the tiles of a cell that are not empty, at least: one of hundreds can still be seen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Picture:
-    pixels: Any  # uint8 (rows, columns): indices into `colours`
+    """`pixels` are indices into `colours`, uint8 (rows, columns), or colours, float (rows, columns, 3)."""
+
+    pixels: Any
     colours: tuple[str, ...]
     labels: tuple[str, ...]
     caption: str
@@ -53,8 +58,9 @@ def plot_mask(
         b: the batch.
         h: the query head.
         block: draw empty, partial and full tiles. Also done, with a note in the title, when there are more
-            than `MAX_PAIRS` pairs.
-        block_size: the side of a tile; doubled while there are more than `MAX_TILES` a side.
+            than `MAX_PAIRS` pairs. With more than `MAX_CELLS` tiles a side, cells of several tiles are drawn
+            in their mean colour, so that a mask of a million tokens costs no more than its block map.
+        block_size: the side of a tile.
         ax: where to draw; a new figure by default.
 
     Returns:
@@ -64,6 +70,7 @@ def plot_mask(
         MissingPackage: matplotlib is not installed.
         TraceError: the mask can't be traced.
         UnknownOption: `block_size` is not positive.
+        MaskTooOpen: too many tiles can be told from nothing but their pairs.
     """
     if block_size < 1:
         raise UnknownOption(f"block_size is {block_size}", hint="the side of a tile is at least 1")
@@ -97,16 +104,35 @@ def _pairs(view: Plane) -> _Picture:
 
 
 def _tiles(view: Plane, block: int) -> _Picture:
-    while max(view.q_len, view.kv_len) > block * MAX_TILES:
-        block *= 2
     block_map = view.block_map(block, block)
     empty, partial, full = block_map.counts()
+    caption = f"tiles of {block} x {block}: {empty:,} empty, {partial:,} partial, {full:,} full"
+    cells = overview(block_map, MAX_CELLS, MAX_CELLS)
+    one_a_cell = cells.row_step == cells.column_step == 1
+    if not one_a_cell:
+        caption += f"\na cell is the mean of {cells.row_step} x {cells.column_step} tiles"
     return _Picture(
-        pixels=np.asarray(block_map.kinds(), dtype=np.uint8),
+        pixels=_kinds(cells) if one_a_cell else _mean_colours(cells),
         colours=_by_kind({TileKind.EMPTY: _MASKED, TileKind.PARTIAL: _PARTIAL, TileKind.FULL: _ALLOWED}),
         labels=_by_kind({kind: kind.name.lower() for kind in TileKind}),
-        caption=f"tiles of {block} x {block}: {empty:,} empty, {partial:,} partial, {full:,} full",
+        caption=caption,
     )
+
+
+def _kinds(cells: Overview) -> Any:
+    """The kind of each cell of one tile."""
+    return (cells.partial * int(TileKind.PARTIAL) + cells.full * int(TileKind.FULL)).astype(np.uint8)
+
+
+def _mean_colours(cells: Overview) -> Any:
+    """The mean colour of the tiles of each cell; few visited ones count for more."""
+    from matplotlib.colors import to_rgb
+
+    masked, partial, allowed = (np.asarray(to_rgb(colour)) for colour in (_MASKED, _PARTIAL, _ALLOWED))
+    visited = cells.partial + cells.full
+    share = np.where(visited > 0, np.maximum(visited / cells.tiles, _FAINTEST), 0.0)[..., None]
+    full = (cells.full / np.maximum(visited, 1))[..., None]
+    return (1 - share) * masked + share * (full * allowed + (1 - full) * partial)
 
 
 def _by_kind(table: dict[TileKind, str]) -> tuple[str, ...]:
@@ -127,8 +153,9 @@ def _draw(ax: Axes, view: Plane, picture: _Picture) -> None:
             interpolation="nearest",
             extent=(0, view.kv_len, view.q_len, 0),
         )
-    ax.set_xlabel("kv_idx")
-    ax.set_ylabel("q_idx")
+    for axis, name in ((ax.xaxis, "kv_idx"), (ax.yaxis, "q_idx")):
+        axis.set_label_text(name)
+        axis.set_major_formatter("{x:,.0f}")
     ax.set_title(f"{view.source.name}\n{picture.caption}", fontsize=10)
     patches = [Patch(color=c, label=text) for c, text in zip(picture.colours, picture.labels, strict=True)]
     ax.legend(handles=patches, loc="upper right", fontsize=8, framealpha=0.9)
