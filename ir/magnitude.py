@@ -18,6 +18,7 @@ from flexc.ir.types import DType
 LARGE = 2**30
 _ADDED = 2**28
 _MULTIPLIED = 2**8
+HUGE = 2**60
 _MOST_BATCHES = 2**20
 _INPUTS = {
     Input.B: _MOST_BATCHES - 1,
@@ -45,7 +46,7 @@ WIDTH = {
 }
 _SUMS = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.SHL})
 _KEEPING = frozenset({Op.CAST, Op.MIN, Op.MAX, Op.ABS})
-_HALF = {DType.I32: Extent(-LARGE, LARGE), DType.I64: Extent(-(2**62), 2**62)}
+_TRUSTED = {DType.I32: Extent(-LARGE, LARGE), DType.I64: Extent(-HUGE, HUGE)}
 
 
 def assumed_numbers(root: Expr) -> dict[int, Within]:
@@ -84,8 +85,8 @@ def assumed_numbers(root: Expr) -> dict[int, Within]:
 def trusted_tensors(root: Expr) -> frozenset[int]:
     """The slots of captured tensors that `root` adds to positions of keys, or to sums of them.
 
-    Nobody means these sums to wrap: a closed form takes the tensors to hold no more than half of what their
-    type can. Only what is compared alone may be as large as it likes.
+    Nobody means these sums to wrap: a closed form takes the tensors to hold at most 2**30 (2**60 in 64 bits).
+    Only what is compared alone may be as large as it likes.
     """
     placements = place(root)
     summed: set[Expr] = set()
@@ -155,7 +156,7 @@ class Magnitudes:
         if node in self.positions:
             return Extent(0, LONGEST)
         if node.op in (Op.LOAD, Op.SCALAR):
-            return _HALF[node.dtype] if node.attr in self.trusted else WIDTH[node.dtype]
+            return _TRUSTED[node.dtype] if node.attr in self.trusted else WIDTH[node.dtype]
         if any(arg.dtype is DType.F32 for arg in node.args) or node.op not in _RULES:
             return WIDTH[node.dtype]
         return _RULES[node.op](node, [self.of(arg) for arg in node.args])

@@ -12,7 +12,7 @@ import sympy
 
 from flexc.ir.build import binary, cast, const
 from flexc.ir.expr import Expr, rebuild
-from flexc.ir.magnitude import LARGE, WIDTH, Extent, Magnitudes, trusted_tensors
+from flexc.ir.magnitude import HUGE, LARGE, WIDTH, Extent, Magnitudes, trusted_tensors
 from flexc.ir.ops import Op
 from flexc.ir.place import Placement, place
 from flexc.ir.printer import to_text
@@ -23,6 +23,7 @@ from flexc.ir.types import DType
 Form = Any  # a sympy polynomial with integer coefficients; sympy has no types
 
 
+_AS_GOOD_AS_INFINITE = 2**31  # what a 64-bit number counts for beside positions, so that its products fit
 MAY_WRAP = "may wrap"
 
 
@@ -293,24 +294,28 @@ class Algebra:
         for symbol, power in sorted(monomial.as_powers_dict().items(), key=lambda item: str(item[0])):
             for _ in range(int(power)):
                 part = self._nodes[symbol]
-                part = cast(self._clamped(part) if clamp else part, dtype)
+                if clamp:
+                    part = self._clamped(part, LARGE)
+                elif part.dtype is DType.I64 and not self._monomial(monomial).inside(Extent(-HUGE, HUGE)):
+                    part = self._clamped(part, _AS_GOOD_AS_INFINITE)
+                part = cast(part, dtype)
                 result = part if result is None else binary(Op.MUL, result, part)
         assert result is not None
         return result
 
-    def _clamped(self, node: Expr) -> Expr:
+    def _clamped(self, node: Expr, limit: int) -> Expr:
         lo, hi = self.magnitudes.of(node)
-        if hi > LARGE:
-            node = binary(Op.MIN, node, const(LARGE, node.dtype))
-        return binary(Op.MAX, node, const(-LARGE, node.dtype)) if lo < -LARGE else node
+        if hi > limit:
+            node = binary(Op.MIN, node, const(limit, node.dtype))
+        return binary(Op.MAX, node, const(-limit, node.dtype)) if lo < -limit else node
 
 
 def without_saturation(root: Expr) -> Expr:
     """A bound without what only keeps extreme values inside 32 bits: for people, not for kernels."""
 
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        limit = {Op.MIN: LARGE, Op.MAX: -LARGE}.get(node.op)
-        if limit is not None and args[1].op is Op.CONST and args[1].attr == limit:
+        sign = {Op.MIN: 1, Op.MAX: -1}.get(node.op)
+        if sign and args[1].op is Op.CONST and args[1].attr in (sign * LARGE, sign * _AS_GOOD_AS_INFINITE):
             return args[0]
         return cast(args[0], node.dtype) if node.op is Op.CAST else Expr(node.op, args, node.attr, node.dtype)
 

@@ -299,7 +299,8 @@ def test_extreme_captured_values() -> None:
         *(compare(op, w, KV) for op in (Op.LT, Op.LE) for w in (narrow, wide)),
         *(compare(op, KV, w) for op in (Op.LT, Op.LE, Op.EQ) for w in (narrow, wide)),
         compare(Op.LT, binary(Op.SUB, Q, narrow), KV),
-        compare(Op.LE, binary(Op.FLOORDIV, KV, const(4)), narrow),
+        *(compare(op, binary(Op.FLOORDIV, KV, const(4)), w) for op in (Op.LT, Op.LE) for w in (narrow, wide)),
+        *(compare(Op.LE, w, binary(Op.FLOORDIV, KV, binary(Op.ADD, H, const(3)))) for w in (narrow, wide)),
         compare(Op.LE, binary(Op.MUL, KV, const(3)), wide),
         logic(Op.AND, compare(Op.LT, distance, narrow), compare(Op.LE, KV, other)),
     ]
