@@ -15,6 +15,7 @@ from flexc.errors import BlockMaskMismatch, InvalidBlockMask, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.runs import TileGrid
+from flexc.ir.schedule import Schedule, schedule
 from flexc.map_cache import block_map_for
 from flexc.mask_functions import (
     DeviceLike,
@@ -213,6 +214,14 @@ class BlockMask(BlockListing):
             )
         self._refitted = select_rows(self._map, rows_of(self._map), extent)
         return self._refitted
+
+    def schedule(self) -> Schedule:
+        """The work of each query block in full tiles, and the order to start them in: heaviest first.
+
+        Of the batches and heads that differ: one, where the mask does not read `b` or `h`. `schedule().order`
+        is int32 numpy; `torch.from_numpy(...)` makes it a tensor.
+        """
+        return schedule(self._map)
 
     def to(self, device: DeviceLike) -> BlockMask:
         """The same mask with its tensors on `device`. What `mask_mod` captured stays where it is."""

@@ -18,6 +18,7 @@ from flexc.ir.ops import Input
 from flexc.ir.overview import overview
 from flexc.ir.place import hoists
 from flexc.ir.printer import to_formula
+from flexc.ir.schedule import PARTIAL_COST, Schedule, schedule
 from flexc.ir.split import conjuncts
 from flexc.plane import plane
 from flexc.resolve import resolve
@@ -142,7 +143,22 @@ def _tiles(block_map: BlockMap, *, by_formula: bool) -> list[Row]:
     ]
     text = ", ".join(decided) or "no tile to decide"
     rows.append(("decided", f"by closed form; as a map: {text}" if by_formula else text))
+    if block_map.rows:
+        rows += _listed("work", _work(schedule(block_map)))
     return rows
+
+
+_PROCESSORS = 132  # of an H100 or H200
+
+
+def _work(plan: Schedule) -> list[str]:
+    """The work in full tiles, how it is spread over the query blocks, and what an order makes of that."""
+    busy = f"{plan.efficiency(_PROCESSORS):.0%}"
+    return [
+        f"{plan.total:,.0f} full tiles (a partial one counts {PARTIAL_COST}) of one head; the heaviest query "
+        f"block has {plan.imbalance:.2f} x the mean",
+        f"heaviest first, {_PROCESSORS} processors would be busy {busy} of the time",
+    ]
 
 
 _ANALYSES = {"interval": "interval analysis", "sample": "a sample of pairs", "exact": "every pair"}

@@ -8,6 +8,7 @@ import torch
 
 import flexc
 from flexc.explain import draw_tiles, explain_score
+from flexc.ir.schedule import PARTIAL_COST
 from flexc.plane import plane
 
 WINDOW = 1024
@@ -31,6 +32,9 @@ def test_mask() -> None:
     assert "max(q_idx - WINDOW + 1, 0) <= kv_idx <= q_idx" in text
     assert "by closed form; as a map: " in text
     assert "by interval analysis" in text
+    work = full + PARTIAL_COST * partial
+    assert f"{work:,.0f} full tiles" in text
+    assert "132 processors would be busy" in text
 
 
 def mask_of(function: Any) -> str:

@@ -304,6 +304,17 @@ def test_a_new_tensor_in_a_closure_is_another_map_and_the_cache_stays_bounded() 
     assert len(_found) <= 64
 
 
+def test_schedule_of_a_block_mask() -> None:
+    mask = create_block_mask(by_head, 2, 3, 512, 512, device="cpu", BLOCK_SIZE=64)
+    plan = mask.schedule()
+    assert plan.costs.shape == plan.order.shape == (2 * 3 * 8,)
+    order = torch.from_numpy(plan.order)
+    assert order.dtype is torch.int32
+    visited = mask.to_dense().sum(-1).reshape(-1)
+    assert visited[order[0]] == visited.max()
+    assert visited.sum() <= plan.total <= 1.25 * visited.sum()
+
+
 def test_a_long_causal_mask_is_small() -> None:
     mask = create_block_mask(causal, None, None, 1_000_000, 1_000_000, device="cpu", BLOCK_SIZE=128)
     block_map = mask.block_map
