@@ -10,6 +10,7 @@ import torch
 from flexc.block_index import Index, chosen_rows, rows_of
 from flexc.block_listing import BlockListing
 from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
+from flexc.block_tree import register
 from flexc.conversions import converted
 from flexc.errors import BlockMaskMismatch, InvalidBlockMask, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
@@ -280,6 +281,9 @@ class BlockMask(BlockListing):
         if self.dq_write_order is not None:
             other._write_orders = other.rank_writes(bool(self.dq_kv_order_spt))
         return other
+
+
+register(BlockMask)
 
 
 def as_block_mask(block_mask: BlockMask | TorchBlockMask) -> BlockMask:

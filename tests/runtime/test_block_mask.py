@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
+from torch.utils import _pytree as pytree
 
 import flexc
 from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
@@ -261,6 +262,29 @@ def test_pickle_and_deepcopy() -> None:
     for other in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
         _assert_same(other, mask)
         assert repr(other) == repr(mask)
+
+
+@pytest.mark.parametrize("options", [{}, {"separate_full_blocks": False}, {"compute_dq_write_order": True}])
+def test_a_tree_reaches_the_tensors_of_a_mask(options: dict[str, Any]) -> None:
+    mask = create_block_mask(by_head, 2, 3, 200, 130, device="cpu", BLOCK_SIZE=64, **options)
+    batch = {"mask": mask, "x": torch.zeros(2)}
+    leaves, spec = pytree.tree_flatten(batch)
+    assert all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in leaves)
+    _assert_same(pytree.tree_unflatten(leaves, spec)["mask"], mask)
+    _assert_same(pytree.tree_map_only(torch.Tensor, torch.clone, batch)["mask"], mask)
+    again = create_block_mask(by_head, 2, 3, 200, 130, device="cpu", BLOCK_SIZE=64, **options)
+    assert pytree.tree_structure(again) == pytree.tree_structure(mask)
+    names = [str(path[-1]) for path, _ in pytree.tree_flatten_with_path(mask)[0]]
+    assert names[:2] == [".offsets", ".runs"]
+
+
+def test_leaves_without_values_are_handed_on() -> None:
+    mask = create_block_mask(causal, None, None, 200, 130, device="cpu", BLOCK_SIZE=64)
+    numbered = pytree.tree_map(lambda leaf: "leaf", mask)
+    assert pytree.tree_leaves(numbered) == ["leaf"] * 5
+    meta = pytree.tree_map_only(torch.Tensor, lambda x: x.to("meta"), mask)
+    assert meta.device.type == "meta"
+    assert [x.device.type for x in pytree.tree_leaves(meta) if x is not None] == ["meta", "meta"]
 
 
 def _map_of(fn: Callable[..., Any], length: int = 256) -> Any:
