@@ -1,0 +1,153 @@
+"""Kernels that compute their loop bounds, on the GPU: the golden's numbers, the map's bits, free lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import build, masks
+from flexc.codegen.blocks import exact_ranges
+from flexc.resolve import resolve
+from tests.mods import Entry, corpus
+from tests.oracle import golden
+
+Mask = Callable[..., Any]
+OFFSETS = [0, 3, 400, 401, 401, 1500, 1970, 2000]
+
+
+def _masks() -> dict[str, Mask]:
+    def first(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx < 20
+
+    def falling(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx >= 1900 - q_idx) & (kv_idx < 2000 - q_idx)
+
+    widths = torch.tensor([5, 500, 129, 1], device="cuda")
+
+    def by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < widths[h])
+
+    return {
+        "causal": masks.causal,
+        "window": masks.sliding_window(300),
+        "prefix": masks.prefix_lm(700),
+        "chunked": masks.chunked(333),
+        "global_and_window": masks.causal & (masks.sliding_window(300) | first),
+        "documents": masks.causal & masks.document_from_cu_seqlens(torch.tensor(OFFSETS, device="cuda")),
+        "block_diffusion": masks.block_diffusion(1000, 37),
+        "by_head": by_head,
+        "not_causal": ~masks.causal,
+        "three_ranges": masks.sliding_window(50) | falling | first,
+    }
+
+
+NAMES = (
+    "causal", "window", "prefix", "chunked", "global_and_window", "documents", "block_diffusion", "by_head",
+    "not_causal", "three_ranges",
+)  # fmt: skip
+
+
+def _qkv(q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    lengths = (q_len, kv_len, kv_len)
+    return [
+        torch.randn(2, heads, n, dim, device="cuda").to(dtype)
+        for n, heads in zip(lengths, (4, 2, 2), strict=True)
+    ]
+
+
+def _both(mask: Mask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """Out and lse with computed loop bounds, and from a block map."""
+    with torch.no_grad():
+        return [
+            flexc.attention(q, k, v, mask_mod=mask, return_lse=True, options=options)
+            for options in (None, {"blocks": "map"})
+        ]
+
+
+@pytest.mark.parametrize("lengths", [(2000, 2000), (777, 2000), (2000, 777), (1, 1999)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_right_numbers_and_the_bits_of_a_map(name: str, lengths: tuple[int, int]) -> None:
+    mask = _masks()[name]
+    assert exact_ranges(_graph(mask)) is not None
+    q, k, v = _qkv(*lengths, 64)
+    computed, mapped = _both(mask, q, k, v)
+    golden(q, k, v, mask_mod=mask).check(*computed)
+    for one, other in zip(computed, mapped, strict=True):
+        assert torch.equal(one, other)
+
+
+def _graph(mask: Mask) -> Any:
+    return resolve(None, mask)[0].mask
+
+
+MASKED = [pytest.param(e, id=name) for name, e in corpus().items() if e.kind == "mask"]
+
+
+@pytest.mark.parametrize("entry", MASKED)
+def test_the_corpus_gives_the_bits_of_maps(entry: Entry) -> None:
+    case = entry.make("cuda")
+    assert case.mask is not None
+    q = torch.randn(case.batch, case.heads, case.q_len, 64, device="cuda", dtype=torch.float16)
+    k, v = torch.randn(2, case.batch, case.kv_heads, case.kv_len, 64, device="cuda", dtype=torch.float16)
+    computed, mapped = _both(case.mask, q, k, v)
+    for one, other in zip(computed, mapped, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_other_lengths_and_contents_need_no_compilation_and_no_synchronisation() -> None:
+    ends = torch.full((4096,), 4096, dtype=torch.int32, device="cuda")
+    mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
+    inputs = {length: _qkv(length, length, 64) for length in (128, 500, 1000, 4096)}
+    flexc.attention(*inputs[128], mask_mod=mask)
+    before = build.compilations
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outs = {length: flexc.attention(*inputs[length], mask_mod=mask) for length in inputs}
+        ends.fill_(100)
+        short = flexc.attention(*inputs[1000], mask_mod=mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert build.compilations == before
+    for length, out in outs.items():
+        golden(*inputs[length], mask_mod=masks.causal).check(out)
+    golden(*inputs[1000], mask_mod=mask).check(short)
+
+
+def test_a_captured_bound_may_change_between_replays_of_a_graph() -> None:
+    ends = torch.full((700,), 700, dtype=torch.int32, device="cuda")
+    mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
+    q, k, v = _qkv(700, 700, 64)
+    flexc.attention(q, k, v, mask_mod=mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flexc.attention(q, k, v, mask_mod=mask)
+    for end in (700, 130, 1):
+        ends.fill_(end)
+        graph.replay()
+        golden(q, k, v, mask_mod=mask).check(out)
+
+
+def test_a_compiled_kernel_needs_no_block_mask() -> None:
+    from flexc.codegen.target import target_for_capability
+
+    target = target_for_capability(*torch.cuda.get_device_capability()).name
+    kernel = flexc.compile(mask_mod=masks.sliding_window(100), head_dim=64, target=target, return_lse=True)
+    for lengths in ((1000, 1000), (300, 777)):
+        q, k, v = _qkv(*lengths, 64)
+        golden(q, k, v, mask_mod=masks.sliding_window(100)).check(*kernel(q, k, v))
+    with pytest.raises(flexc.FlexcError, match="takes no block mask"):
+        kernel(q, k, v, block_mask=masks.causal.block_mask(1, 1, 300, 777, device="cuda"))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_unseen_values_have_no_effect(poison: float) -> None:
+    q, k, v = _qkv(2000, 2000, 64)
+    mask = flexc.mask_mod(_masks()["three_ranges"]) & (lambda b, h, q_idx, kv_idx: kv_idx < 1990)
+    clean = flexc.attention(q, k, v, mask_mod=mask)
+    k[:, :, 1990:] = poison
+    v[:, :, 1990:] = poison
+    assert torch.equal(flexc.attention(q, k, v, mask_mod=mask), clean)
