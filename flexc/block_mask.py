@@ -28,6 +28,7 @@ from flexc.mask_functions import (
     or_masks,
     sliced_mask_mod,
 )
+from flexc.provenance import remember
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
@@ -363,8 +364,9 @@ def create_block_mask(
     q_len, kv_len = _count("Q_LEN", Q_LEN), _count("KV_LEN", KV_LEN)
     shape = (1 if B is None else _count("B", B), 1 if H is None else _count("H", H))
     trace = as_mask_mod(mask_mod).trace()
+    mask = simplify(trace.graph.root)
     block_map = block_map_for(
-        simplify(trace.graph.root),
+        mask,
         trace.values,
         q_len=q_len,
         kv_len=kv_len,
@@ -374,6 +376,7 @@ def create_block_mask(
         block_kv=block_kv,
         budget=budget,
     )
+    remember(block_map, mask, trace.values)
     result = BlockMask.from_map(block_map, mask_mod, shape=shape, device=where)
     result._separate_full = separate_full_blocks
     if compute_dq_write_order:

@@ -10,8 +10,9 @@ from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
-from flexc.ir.spec import AttentionSpec
+from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
+from flexc.provenance import is_of_the_mask
 
 STORAGE = {
     torch.bool: Storage.BOOL,
@@ -41,6 +42,15 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
             hint='cast it, or use backend="reference"',
         )
     given = call.block_map
+    blocks = choose_blocks(
+        call.mask,
+        call.values,
+        given=given is not None and not is_of_the_mask(call),
+        lengths=(q.shape[2], k.shape[2]),
+        wanted=dict(call.options).get("blocks"),
+    )
+    if blocks is Blocks.RANGES:
+        given = None  # it holds what the closed form says
     size = q.element_size()
     aligned = all(_aligned(x, size if x is q else x.element_size()) for x in (q, k, v)) and (
         call.out is None or _aligned(call.out, size)
@@ -55,13 +65,7 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         q_storage=STORAGE[q.dtype],
         k_storage=STORAGE[k.dtype],
         v_storage=STORAGE[v.dtype],
-        blocks=choose_blocks(
-            call.mods.mask,
-            call.values,
-            given=given is not None,
-            lengths=(q.shape[2], k.shape[2]),
-            wanted=dict(call.options).get("blocks"),
-        ),
+        blocks=blocks,
         has_sinks=call.sinks is not None,
         return_lse=call.return_lse,
         allow_tf32=call.allow_tf32 and q.dtype is torch.float32,

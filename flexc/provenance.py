@@ -1,0 +1,69 @@
+"""Which mask a block map was found from: where it says no more than the mask, a closed form replaces it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.ops import Input
+from flexc.ir.substitute import renumber
+from flexc.lru import LRU
+
+if TYPE_CHECKING:
+    from flexc.call import AttentionCall
+    from flexc.ir.blockmap import BlockMap
+
+Value = torch.Tensor | int | float | bool
+_Key = tuple[weakref.ref[torch.Tensor], int] | Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A map, held so that its id stays its own; the mask's graph, and what it had captured then."""
+
+    block_map: BlockMap
+    mask: Expr
+    values: tuple[_Key, ...]
+
+
+_origins: LRU[int, _Origin] = LRU(256)
+
+
+def remember(block_map: BlockMap, mask: Expr, values: Sequence[Value]) -> None:
+    """Note that `block_map` holds all blocks of `mask`, a simplified graph over the captured `values`."""
+    if any(isinstance(x, torch.Tensor) and x.is_inference() for x in values):
+        return  # its contents may have changed without notice
+    keys = tuple((weakref.ref(x), x._version) if isinstance(x, torch.Tensor) else x for x in values)
+    _origins.put(id(block_map), _Origin(block_map, mask, keys))
+
+
+def is_of_the_mask(call: AttentionCall) -> bool:
+    """Whether the call's block map was found from the call's mask, for what the mask captures now.
+
+    False where the mask depends on `b` or `h` and the map has one batch or head for all.
+    """
+    given, mask = call.block_map, call.mask
+    origin = None if given is None else _origins.get(id(given))
+    if origin is None or given is None or mask is None:
+        return False
+    offset = len(call.values) - len(origin.values)
+    if offset < 0 or renumber(origin.mask, offset) is not mask:
+        return False
+    reads = inputs_of(mask)
+    if Input.B in reads and given.batch != call.q.shape[0]:
+        return False
+    if Input.H in reads and given.heads != call.q.shape[1]:
+        return False
+    return all(map(_is_same, origin.values, call.values[offset:]))
+
+
+def _is_same(then: _Key, now: Value) -> bool:
+    if isinstance(then, tuple):
+        reference, version = then
+        return isinstance(now, torch.Tensor) and reference() is now and now._version == version
+    return not isinstance(now, torch.Tensor) and type(then) is type(now) and then == now
