@@ -39,29 +39,30 @@ def closed_form(mask: Expr, *, any_length: bool = False) -> Ranges | None:
     The answer holds for calls that `Ranges.holds` accepts. An exact answer for few keys (`Ranges.longest`,
     `Within.reach`) is preferred to a rough one for any number, unless `any_length`.
     """
-    simple = simplify(mask)
-    ranges, found = _remembered(simple, False, LONGEST)
+    return best(simplify(mask), {}, any_length=any_length)
+
+
+@lru_cache(maxsize=512)
+def obstacles(mask: Expr) -> tuple[Obstacle, ...]:
+    """What keeps a mask from an exact closed form; none where it has one. Remembered."""
+    ranges = closed_form(mask)
+    exact = ranges is not None and ranges.is_exact
+    return () if exact else solve(simplify(mask), few_keys=False, runs={})[1]
+
+
+def best(mask: Expr, runs: Mapping[Expr, Runs], *, any_length: bool) -> Ranges | None:
+    """`closed_form` of a simplified mask, given the keys of comparisons of ids."""
+    ranges, found = solve(mask, few_keys=False, runs=runs)
     if any_length or (ranges is not None and ranges.is_exact):
         return ranges
     attempts = [(True, LONGEST)]
     if any(obstacle.reason.startswith(MAY_WRAP) for obstacle in found):
         attempts.append((False, _LONGEST_MULTIPLIED))
     for few_keys, longest in attempts:
-        short, _ = _remembered(simple, few_keys, longest)
+        short, _ = solve(mask, few_keys=few_keys, runs=runs, longest=longest)
         if short is not None and short.is_exact:
             return short
     return ranges
-
-
-def obstacles(mask: Expr) -> tuple[Obstacle, ...]:
-    """What keeps a mask from an exact closed form; none where it has one."""
-    ranges = closed_form(mask)
-    return () if ranges is not None and ranges.is_exact else _remembered(simplify(mask), False, LONGEST)[1]
-
-
-@lru_cache(maxsize=512)
-def _remembered(mask: Expr, few_keys: bool, longest: int) -> tuple[Ranges | None, tuple[Obstacle, ...]]:
-    return solve(mask, few_keys=few_keys, runs={}, longest=longest)
 
 
 def solve(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flexc.ir.build import input_, load
-from flexc.ir.closed_form import solve
+from flexc.ir.closed_form import best
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
@@ -84,11 +84,12 @@ def _without_cast(x: Expr) -> Expr:
 def closed_form_with_runs(
     mask: Expr, first_new_slot: int, *, contiguous: bool = False
 ) -> tuple[Ranges | None, tuple[IdRuns, ...]]:
-    """As `closed_form(mask, any_length=True)`, with the vectors of runs as further captures.
+    """As `closed_form`, with the vectors of runs as further captures.
 
     Ranges reach over the hull, full parts over the run. The new slots count from `first_new_slot`, four a
     tensor of ids, in the order of `IdRuns`. Where `contiguous`, the caller vouches that hull and run are the
-    same everywhere, and the ranges read the run only, exactly. Without ids: what `closed_form` says.
+    same everywhere, and the ranges read the run only, exactly; otherwise they are of any length. Without ids:
+    what `closed_form` says.
     """
     mask = simplify(mask)
     equalities = find_id_equalities(mask)
@@ -100,7 +101,7 @@ def closed_form_with_runs(
             equality.slot, IdRuns(equality.slot, start, start + 1, start + 2, start + 3)
         )
         runs[equality.comparison] = _bounds(equality, vectors, contiguous)
-    ranges, _ = solve(mask, few_keys=False, runs=runs)
+    ranges = best(mask, runs, any_length=not contiguous)
     return ranges, tuple(of_ids.values())
 
 

@@ -133,3 +133,21 @@ def test_what_is_an_equality_of_ids() -> None:
 def test_what_is_none(mask: Expr) -> None:
     assert find_id_equalities(mask) == ()
     assert closed_form_with_runs(mask, 2)[1] == ()
+
+
+def test_block_diffusion_over_documents() -> None:
+    """Contiguous ids join any closed form, those for few keys included."""
+    half, block = const(16), const(4)
+    noised, clean = compare(Op.LT, KV, half), compare(Op.LE, half, KV)
+    of_key, of_query = (binary(Op.FLOORDIV, binary(Op.MOD, x, half), block) for x in (KV, Q))
+    own = logic(Op.AND, noised, compare(Op.EQ, of_key, of_query))
+    diffusion = logic(Op.OR, own, logic(Op.AND, clean, compare(Op.LT, of_key, of_query)))
+    mask = logic(Op.AND, diffusion, SAME)
+    values = make_values(1, sorted_ids=True)
+    ranges, runs = closed_form_with_runs(mask, 2, contiguous=True)
+    assert ranges is not None
+    assert ranges.is_exact
+    assert ranges.longest == 32
+    check(mask, ranges, with_vectors(values, runs), (1, 1, 32, 32))
+    rough, _ = closed_form_with_runs(mask, 2)
+    assert rough is None or not rough.is_exact
