@@ -116,6 +116,26 @@ class BlockListing:
         ]
         return orders[0], orders[1] if self._separate_full else None
 
+    def as_tuple(self, flatten: bool = True) -> tuple[object, ...]:
+        """PyTorch's attributes, in the order of its constructor; `flatten` splits lengths and block sizes."""
+        return (
+            *(self.seq_lengths if flatten else (self.seq_lengths,)),
+            self.kv_num_blocks,
+            self.kv_indices,
+            self.full_kv_num_blocks,
+            self.full_kv_indices,
+            self.q_num_blocks,
+            self.q_indices,
+            self.full_q_num_blocks,
+            self.full_q_indices,
+            self.dq_write_order,
+            self.dq_write_order_full,
+            self.dq_kv_order,
+            self.dq_kv_order_spt,
+            *(self.BLOCK_SIZE if flatten else (self.BLOCK_SIZE,)),
+            self.mask_mod,
+        )
+
     def numel(self) -> int:
         """The number of pairs, seen or not."""
         return math.prod(self.shape)

@@ -20,6 +20,7 @@ from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mas
 from flexc.block_mask import as_block_mask
 from flexc.errors import BlockIndexOutOfRange, BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
 from flexc.map_cache import _found
+from tests.mods import corpus
 
 TENSORS = (
     "kv_num_blocks",
@@ -48,7 +49,7 @@ def by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 MASKS = [causal, window, by_head]
-SIZES: list[int | tuple[int, int]] = [128, (64, 32), 16]
+SIZES: list[int | tuple[int, int]] = [128, (64, 32), 16, (20, 48)]
 INDICES: list[Any] = [
     0,
     (slice(None), 1),
@@ -74,6 +75,9 @@ def _assert_same(ours: Any, theirs: Any) -> None:
     assert torch.equal(ours.to_dense(), theirs.to_dense())
     assert str(ours) == str(theirs)
     assert repr(ours) == repr(theirs)
+    for flatten in (True, False):
+        for a, b in zip(ours.as_tuple(flatten), theirs.as_tuple(flatten), strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
     assert ours.to_string((3, 2), limit=1) == theirs.to_string((3, 2), limit=1)
     assert ours.to_string(-1) == theirs.to_string(-1)
 
@@ -90,6 +94,20 @@ def test_equal_to_pytorch(mask: Any, lengths: tuple[int, int], size: Any, option
     _assert_same(ours.to("cpu"), theirs)
     if not options:
         _assert_same(BlockMask.from_torch(theirs), theirs)
+
+
+# PyTorch takes no bound methods, and on the CPU no indices that are out of range where the mask is false.
+OF_BOTH = [n for n, e in corpus().items() if e.kind != "score" and not e.out_of_range and n != "bound_method"]
+
+
+@pytest.mark.parametrize("name", OF_BOTH)
+def test_masks_of_the_corpus_equal_pytorch(name: str) -> None:
+    case = corpus()[name].make()
+    assert case.mask is not None
+    sizes = (case.batch, case.heads, case.q_len, case.kv_len)
+    ours = create_block_mask(case.mask, *sizes, device="cpu", BLOCK_SIZE=(32, 48))
+    theirs = torch_flex.create_block_mask(case.mask, *sizes, device="cpu", BLOCK_SIZE=(32, 48))
+    _assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
