@@ -46,6 +46,8 @@ class Source(Enum):
     Q_LEN = "q_len"
     KV_LEN = "kv_len"
     SCALE = "scale"
+    NAMED = "named"
+    """What the kernel calls it is all that is to be said: an argument of a kernel that is no attention."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from flexc.ir.graph import Capture, ModGraph, ModSource
 if TYPE_CHECKING:
     import torch
 
+    from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
 
 
@@ -46,7 +47,7 @@ class AttentionCall:
     v: torch.Tensor
     mods: Mods
     values: tuple[torch.Tensor | int | float | bool, ...]
-    block_map: BlockMap | None
+    block_map: BlockMap | DeviceMap | None
     scale: float
     sinks: torch.Tensor | None
     return_lse: bool

@@ -65,3 +65,13 @@ def _primary_context(device: int) -> ctypes.c_void_p:
     check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"finding GPU {device}")
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"using GPU {device}")
     return context
+
+
+def capture_id(stream: int) -> int:
+    """The number of the graph that `stream` is captured into, unique in this process; 0 when it is not."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    found = library().cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+    )
+    check(found, "asking whether a CUDA graph is captured")
+    return number.value if status.value else 0

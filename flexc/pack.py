@@ -54,7 +54,7 @@ def pack(
     if tensors.sinks is not None:
         packed.append(address(tensors.sinks))
     if values:
-        packed += [_captured(a, values[a.slot], address) for a in arguments if a.source in _CAPTURED]
+        packed += [captured(a, values[a.slot], address) for a in arguments if a.source in _CAPTURED]
     if block_map is not None and tensors.map_offsets is not None and tensors.map_stretches is not None:
         blocks = block_map.q_blocks
         packed += [
@@ -73,11 +73,12 @@ def pack(
 _CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})
 
 
-def _captured(
+def captured(
     argument: Argument,
     value: Value,
     address: Callable[[torch.Tensor], int | torch.Tensor],
 ) -> int | float | torch.Tensor:
+    """The value of an argument that belongs to a captured `value`."""
     if argument.source is Source.SCALAR:
         # A float beyond fp32 becomes infinite, as it does when PyTorch rounds it.
         return c_float(value).value if isinstance(value, float) else int(value)

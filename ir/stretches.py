@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from flexc.ir.arrays import Array
 from flexc.ir.blockmap import BlockMap, TileKind
+from flexc.ir.runs import TileGrid
 
 
 def stretches(block_map: BlockMap) -> tuple[np.ndarray, np.ndarray]:
@@ -36,3 +38,28 @@ def stretches(block_map: BlockMap) -> tuple[np.ndarray, np.ndarray]:
     joined = np.stack([first[heads], full_first, full_end, end[tails]], axis=1)
     counts = np.bincount(row[heads], minlength=len(offsets) - 1)
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), joined.astype(np.int32)
+
+
+def from_stretches(grid: TileGrid, offsets: Array, walk: Array) -> BlockMap:
+    """The map whose stretches these are: the opposite of `stretches`."""
+    row = np.repeat(np.arange(grid.rows), np.diff(offsets.astype(np.int64)))
+    ends = walk.astype(np.int64).reshape(-1, 4)
+    kinds = (TileKind.PARTIAL, TileKind.FULL, TileKind.PARTIAL)
+    parts = [
+        np.stack([row, ends[:, i], ends[:, i + 1], np.full(len(row), int(kind))], 1)
+        for i, kind in enumerate(kinds)
+    ]
+    runs = np.concatenate(parts)
+    runs = runs[runs[:, 1] < runs[:, 2]]
+    runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
+    counts = np.bincount(runs[:, 0], minlength=grid.rows)
+    return BlockMap(
+        grid.q_len,
+        grid.kv_len,
+        grid.block_q,
+        grid.block_kv,
+        grid.batch,
+        grid.heads,
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        runs[:, 1:].astype(np.int32),
+    )

@@ -1,0 +1,223 @@
+"""Block maps on the device of the tensors, found once and kept while what they were found from is unchanged.
+
+While a CUDA graph is captured, a map is built inside the graph, so that replays find it anew from what the
+captured tensors then hold.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import torch
+
+from flexc import driver
+from flexc.call import AttentionCall
+from flexc.device_map import BoundMask, DeviceMap, as_read, build_device_map, form_of
+from flexc.ir.blockmap import BlockMap, build_block_map
+from flexc.ir.expr import Expr, rebuild, topological, with_args
+from flexc.ir.graph import Capture
+from flexc.ir.ledger import DEFAULT_BUDGET, too_open
+from flexc.ir.ops import Op
+from flexc.ir.runs import TileGrid
+from flexc.lru import LRU
+from flexc.map_transforms import intersection, on_device, transposed
+
+Value = torch.Tensor | int | float | bool
+
+WORTH_WAITING = 2**34
+"""Pairs of a mask of which nothing is known, above which its map is built by dividing the plane.
+
+That follows the number of tiles that analysis leaves open, but it waits for the GPU at each step. While a
+CUDA graph is captured nothing may wait, and all pairs are looked at, up to the budget.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a map was found from: equal keys mean equal maps while all the tensors that they name live."""
+
+    key: tuple[object, ...]
+    tensors: tuple[weakref.ref[torch.Tensor], ...]
+
+    def is_current(self) -> bool:
+        """Whether no tensor has died, whose identity another may have taken."""
+        return all(reference() is not None for reference in self.tensors)
+
+    def is_same(self, other: object) -> bool:
+        """Whether a map of that origin is the same map."""
+        return isinstance(other, Origin) and self.key == other.key and other.is_current()
+
+
+_found: LRU[tuple[object, ...], tuple[Origin, DeviceMap]] = LRU(64)
+_derived: LRU[tuple[object, ...], tuple[tuple[object, ...], DeviceMap]] = LRU(256)
+
+
+def effective_device_map(call: AttentionCall, block_q: int, block_kv: int) -> DeviceMap:
+    """Which tiles a call on a GPU visits: the user's map, where there is one, met with that of the mask.
+
+    The block sizes are the user's map's, else those given.
+    """
+    device, given = call.q.device, call.block_map
+    if given is not None:
+        block_q, block_kv = given.block_q, given.block_kv
+    if call.mask is None:
+        assert given is not None, "a call without mask and map visits every tile"
+        return map_on(given, device)
+    bound = bound_mask(call.mask, call.captures, call.values)
+    (batch, heads, q_len, _), kv_len = call.q.shape, call.k.shape[2]
+    grid = as_read(bound.mask, TileGrid(q_len, kv_len, block_q, block_kv, batch, heads))
+    origin = _origin(bound, grid, device)
+    if isinstance(given, DeviceMap) and origin is not None and origin.is_same(given.origin):
+        return given
+    own = _map_of(bound, grid, device, origin)
+    return own if given is None or given is own else intersection_on(map_on(given, device), own)
+
+
+def device_map_for(
+    mask: Expr,
+    captures: tuple[Capture, ...],
+    values: Sequence[Value],
+    grid: TileGrid,
+    device: torch.device,
+    budget: float = DEFAULT_BUDGET,
+) -> DeviceMap | None:
+    """The map of a simplified mask on `device`; None where a captured tensor is elsewhere.
+
+    `grid` has the batches and heads of the call, whether or not the mask reads them. `budget`: see
+    `create_block_mask`; pairs inside known ranges of keys do not count.
+
+    Raises:
+        MaskTooOpen: the budget does not suffice.
+    """
+    bound = bound_mask(mask, captures, values)
+    if any(isinstance(x, torch.Tensor) and x.dim() and x.device != device for x in bound.values):
+        return None
+    grid = as_read(mask, grid)
+    return _map_of(bound, grid, device, _origin(bound, grid, device), budget)
+
+
+def _map_of(
+    bound: BoundMask,
+    grid: TileGrid,
+    device: torch.device,
+    origin: Origin | None,
+    budget: float = DEFAULT_BUDGET,
+) -> DeviceMap:
+    capture = _graph_being_captured(device)
+    key = None if origin is None else (*origin.key, capture)
+    if key is not None:
+        found = _found.get(key)
+        if found is not None and found[0].is_current():
+            return found[1]
+    bound = replace(bound, values=tuple(_on(x, device) for x in bound.values))
+    pairs = grid.q_len * grid.kv_len * grid.batch * grid.heads
+    is_open = pairs > min(budget, WORTH_WAITING) and not form_of(bound, grid).is_bounded
+    if is_open and capture and pairs > budget:
+        raise too_open(
+            pairs=pairs,
+            tiles=grid.tiles,
+            pairs_a_tile=grid.block_q * grid.block_kv,
+            budget=budget,
+            cost="all of them, as its rows have no ranges of keys and nothing may wait inside a CUDA graph",
+        )
+    if is_open and not capture:
+        made = _by_dividing(bound, grid, device, budget)
+    else:
+        made = build_device_map(bound, grid, device)
+    if key is not None and origin is not None:
+        _found.put(key, (origin, made))
+    if not capture:  # what a graph computes is another map at each replay
+        made.origin = origin
+    return made
+
+
+def _by_dividing(bound: BoundMask, grid: TileGrid, device: torch.device, budget: float) -> DeviceMap:
+    sizes = {f.name: getattr(grid, f.name) for f in fields(grid)}
+    built = build_block_map(bound.mask, bound.values, **sizes, xp=torch, device=device, budget=budget)
+    offsets, runs = built.offsets.cpu().numpy(), built.runs.cpu().numpy()
+    return on_device(replace(built, offsets=offsets, runs=runs), device)
+
+
+def _on(value: Value, device: torch.device) -> Value:
+    """The value on `device`: a 0-dim tensor may lie on the CPU, and copying it would wait for the GPU."""
+    if not isinstance(value, torch.Tensor) or value.device == device:
+        return value
+    return torch.full((), value.item(), dtype=value.dtype, device=device)
+
+
+def map_on(block_map: BlockMap | DeviceMap, device: torch.device) -> DeviceMap:
+    """The map on `device`, copied there once."""
+    if isinstance(block_map, DeviceMap):
+        if block_map.device == device:
+            return block_map
+        block_map = block_map.host()
+    return _once(("on", id(block_map), device), (block_map,), lambda: on_device(block_map, device))
+
+
+def intersection_on(one: DeviceMap, two: DeviceMap) -> DeviceMap:
+    """What two maps on one device have in common, found once."""
+    capture = _graph_being_captured(one.device)
+    return _once(("both", id(one), id(two), capture), (one, two), lambda: intersection(one, two))
+
+
+def transposed_on(block_map: DeviceMap) -> DeviceMap:
+    """The map with keys as rows, found once."""
+    capture = _graph_being_captured(block_map.device)
+    return _once(("transposed", id(block_map), capture), (block_map,), lambda: transposed(block_map))
+
+
+def _once(key: tuple[object, ...], sources: tuple[object, ...], make: Callable[[], DeviceMap]) -> DeviceMap:
+    found = _derived.get(key)
+    if found is None:
+        found = (sources, make())  # holding the sources keeps their ids theirs
+        _derived.put(key, found)
+    return found[1]
+
+
+def _graph_being_captured(device: torch.device) -> int:
+    """A number of the CUDA graph that the current stream is captured into; 0: none is."""
+    if device.type != "cuda":
+        return 0
+    return driver.capture_id(torch._C._cuda_getCurrentRawStream(device.index))
+
+
+def bound_mask(mask: Expr, captures: tuple[Capture, ...], values: Sequence[Value]) -> BoundMask:
+    """The mask with the captures that it reads, numbered as it reads them.
+
+    So one mask is one graph, and has one kernel and one map, whatever score_mod stands beside it.
+    """
+    root, slots = _renumbered(mask)
+    return BoundMask(root, tuple(captures[s] for s in slots), tuple(values[s] for s in slots))
+
+
+@lru_cache(maxsize=1024)
+def _renumbered(mask: Expr) -> tuple[Expr, tuple[int, ...]]:
+    slots: dict[int, int] = {}
+    for node in topological(mask):
+        if node.op in (Op.SCALAR, Op.LOAD) and isinstance(node.attr, int):
+            slots.setdefault(node.attr, len(slots))
+        elif node.op is Op.SIZE and isinstance(node.attr, tuple):
+            slots.setdefault(node.attr[0], len(slots))
+
+    def replaced(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if node.op is Op.SIZE and isinstance(node.attr, tuple):
+            return Expr(Op.SIZE, (), (slots[node.attr[0]], node.attr[1]), node.dtype)
+        if node.op in (Op.SCALAR, Op.LOAD) and isinstance(node.attr, int):
+            return Expr(node.op, args, slots[node.attr], node.dtype)
+        return with_args(node, args)
+
+    return rebuild(mask, replaced), tuple(slots)
+
+
+def _origin(bound: BoundMask, grid: TileGrid, device: torch.device) -> Origin | None:
+    """None: a tensor that was made in inference mode, whose contents can't be watched."""
+    facts: list[object] = []
+    tensors = [x for x in bound.values if isinstance(x, torch.Tensor)]
+    if any(x.is_inference() for x in tensors):
+        return None
+    for x in bound.values:
+        facts.append((id(x), x._version) if isinstance(x, torch.Tensor) else (type(x), x))
+    return Origin((bound.mask, grid, device, *facts), tuple(weakref.ref(x) for x in tensors))
