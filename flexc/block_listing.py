@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from flexc.block_lists import Array, BlockLists, dense_kinds, rank_tiles, to_lists, visited_blocks
+from flexc.device_map import DeviceMap, on_host
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.overview import Overview, overview
 from flexc.mask_functions import MaskFunction
@@ -29,9 +30,13 @@ class BlockListing:
     dq_kv_order_spt: bool | None
 
     def __init__(
-        self, block_map: BlockMap, shape: tuple[int, int], mask_mod: MaskFunction, device: torch.device
+        self,
+        block_map: BlockMap | DeviceMap,
+        shape: tuple[int, int],
+        mask_mod: MaskFunction,
+        device: torch.device,
     ) -> None:
-        self._map = block_map
+        self._source = block_map
         self._refitted: BlockMap | None = None
         self._shape = shape
         self._device = device
@@ -44,6 +49,11 @@ class BlockListing:
         self.BLOCK_SIZE = (block_map.block_q, block_map.block_kv)
         self.dq_kv_order = None
         self.dq_kv_order_spt = None
+
+    @property
+    def _map(self) -> BlockMap:
+        """The map on the host. One on a device is copied when its blocks are first asked for."""
+        return on_host(self._source)
 
     @property
     def shape(self) -> tuple[int, ...]:

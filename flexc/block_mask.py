@@ -12,12 +12,12 @@ from flexc.block_listing import BlockListing
 from flexc.block_lists import BlockLists, block_sizes, from_lists, select_rows
 from flexc.block_tree import register
 from flexc.conversions import converted
+from flexc.device_map import DeviceMap
 from flexc.errors import BlockMaskMismatch, InvalidBlockMask, UnsupportedFeature
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.runs import TileGrid
 from flexc.ir.schedule import Schedule, schedule
-from flexc.map_cache import block_map_for
 from flexc.mask_functions import (
     DeviceLike,
     MaskFunction,
@@ -102,7 +102,7 @@ class BlockMask(BlockListing):
     @classmethod
     def from_map(
         cls,
-        block_map: BlockMap,
+        block_map: BlockMap | DeviceMap,
         mask_mod: MaskFunction = noop_mask,
         *,
         shape: tuple[int, int] | None = None,
@@ -196,7 +196,7 @@ class BlockMask(BlockListing):
         )
 
     @property
-    def block_map(self) -> BlockMap | None:
+    def block_map(self) -> BlockMap | DeviceMap | None:
         """The run-length map for `seq_lengths`; None for a mask of one huge block, which says nothing.
 
         Raises:
@@ -204,14 +204,14 @@ class BlockMask(BlockListing):
         """
         if self.BLOCK_SIZE == (ONE_BLOCK, ONE_BLOCK):
             return None
-        for known in (self._map, self._refitted):
+        for known in (self._source, self._refitted):
             if known is not None and (known.q_len, known.kv_len) == self.seq_lengths:
                 return known
         extent = TileGrid(*self.seq_lengths, *self.BLOCK_SIZE, 1, 1)
-        if (extent.q_blocks, extent.kv_blocks) != (self._map.q_blocks, self._map.kv_blocks):
+        if (extent.q_blocks, extent.kv_blocks) != (self._source.q_blocks, self._source.kv_blocks):
             raise BlockMaskMismatch(
                 f"seq_lengths {self.seq_lengths} make {extent.q_blocks} x {extent.kv_blocks} blocks of "
-                f"{self.BLOCK_SIZE}; the block mask has {self._map.q_blocks} x {self._map.kv_blocks}",
+                f"{self.BLOCK_SIZE}; the block mask has {self._source.q_blocks} x {self._source.kv_blocks}",
                 hint="after slicing query blocks, assign block_mask.seq_lengths = (q_len, kv_len)",
             )
         self._refitted = select_rows(self._map, rows_of(self._map), extent)
@@ -338,6 +338,7 @@ def create_block_mask(
         InvalidBlockMask: a block size below 16, or a length that is no integer of 0 or more.
         NotAMod, TraceError: `mask_mod` is no mask, or can't be traced.
     """
+    from flexc.device_map_cache import blocks_of
     from flexc.ir.simplify import simplify
     from flexc.mods import as_mask_mod
 
@@ -364,18 +365,8 @@ def create_block_mask(
     q_len, kv_len = _count("Q_LEN", Q_LEN), _count("KV_LEN", KV_LEN)
     shape = (1 if B is None else _count("B", B), 1 if H is None else _count("H", H))
     trace = as_mask_mod(mask_mod).trace()
-    mask = simplify(trace.graph.root)
-    block_map = block_map_for(
-        mask,
-        trace.values,
-        q_len=q_len,
-        kv_len=kv_len,
-        batch=shape[0],
-        heads=shape[1],
-        block_q=block_q,
-        block_kv=block_kv,
-        budget=budget,
-    )
+    mask, grid = simplify(trace.graph.root), TileGrid(q_len, kv_len, block_q, block_kv, *shape)
+    block_map = blocks_of(mask, trace.graph.captures, trace.values, grid, where, budget)
     remember(block_map, mask, trace.values)
     result = BlockMask.from_map(block_map, mask_mod, shape=shape, device=where)
     result._separate_full = separate_full_blocks

@@ -17,6 +17,7 @@ from flexc.launch import Launch
 from flexc.prepared import Key, Prepared, can_keep, keep
 
 if TYPE_CHECKING:
+    from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
 
@@ -29,7 +30,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     With a `key` the launch is kept for calls that repeat it.
     """
     from flexc.build import kernel_for
-    from flexc.map_cache import effective_block_map
+    from flexc.device_map_cache import effective_device_map
 
     if call.q.device.type != "cuda":
         return _interpreted(call)
@@ -37,7 +38,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     kernel = kernel_for(spec, _target(call.q.device.index), call.options, call.mods.sources)
     block_map = None
     if spec.blocks is Blocks.MAP:
-        block_map = effective_block_map(call, kernel.artifact.block_q, kernel.artifact.block_kv)
+        block_map = effective_device_map(call, kernel.artifact.block_q, kernel.artifact.block_kv)
     launch = Launch(
         kernel,
         call.q,
@@ -51,7 +52,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     )
     if key is not None and spec.aligned and launch.programs and can_keep(call):
         held = (call.mods, block_map, launch.uploads)
-        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, spec.blocks is Blocks.MAP))
+        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, block_map is not None))
     return launch.run()
 
 
@@ -80,7 +81,7 @@ def run_kernel(
     v: torch.Tensor,
     *,
     values: tuple[Value, ...],
-    block_map: BlockMap | None,
+    block_map: BlockMap | DeviceMap | None,
     scale: float,
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flexc.ir.stretches import stretches
-from flexc.lru import LRU
 from flexc.pack import Tensors, pack
 
 if TYPE_CHECKING:
+    from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
 
 Value = torch.Tensor | int | float | bool
-
-_uploaded: LRU[tuple[int, int], tuple[BlockMap, torch.Tensor, torch.Tensor]] = LRU(256)
 
 
 class Launch:
@@ -30,7 +27,7 @@ class Launch:
         v: torch.Tensor,
         *,
         values: tuple[Value, ...],
-        block_map: BlockMap | None,
+        block_map: BlockMap | DeviceMap | None,
         scale: float,
         sinks: torch.Tensor | None,
         out: torch.Tensor | None,
@@ -43,7 +40,7 @@ class Launch:
         self.kernel = kernel
         self.device = device
         self.programs = -(-q_len // kernel.artifact.block_q) * heads * batch
-        self.uploads = (None, None) if block_map is None else _on_device(block_map, device)
+        self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(
             q, k, v, out, lse, None if sinks is None else sinks.float().contiguous(), *self.uploads
         )
@@ -65,11 +62,9 @@ class Launch:
         return self.tensors.out, self.tensors.lse
 
 
-def _on_device(block_map: BlockMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    key = (id(block_map), device.index)
-    found = _uploaded.get(key)
-    if found is None:
-        offsets, walk = (torch.from_numpy(x).to(device) for x in stretches(block_map))
-        found = (block_map, offsets, walk)  # holding the map keeps its id its own
-        _uploaded.put(key, found)
-    return found[1], found[2]
+def on_device(block_map: BlockMap | DeviceMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets and stretches of a map on `device`, copied there once."""
+    from flexc.device_map_cache import map_on
+
+    there = map_on(block_map, device)
+    return there.offsets, there.stretches

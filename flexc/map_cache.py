@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from flexc.call import AttentionCall
+from flexc.device_map import on_host
 from flexc.ir.blockmap import BlockMap, build_block_map
 from flexc.ir.expr import Expr, inputs_of, topological
 from flexc.ir.ledger import DEFAULT_BUDGET
@@ -91,7 +92,7 @@ def effective_block_map(call: AttentionCall, block_q: int, block_kv: int) -> Blo
     The block sizes are the user's map's, else those given. None: there is neither map nor mask, every tile is
     full.
     """
-    given = call.block_map
+    given = None if call.block_map is None else on_host(call.block_map)
     if call.mask is None:
         return given
     if given is not None:

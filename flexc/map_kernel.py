@@ -126,6 +126,7 @@ def _build(kernel: MapKernel, target: Target, key: str, scratch: Path) -> Artifa
         resources=resources_of(code.cubin, shared=code.shared, warps=code.num_warps),
         arguments=kernel.arguments,
         captures=kernel.captures,
+        requires=(),
         explanation=kernel.description,
         flexc_version=__version__,
         triton_version=code.triton_version,

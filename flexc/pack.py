@@ -12,6 +12,7 @@ import torch
 from flexc.codegen.arguments import Argument, Source
 
 if TYPE_CHECKING:
+    from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
 
 Value = torch.Tensor | int | float | bool
@@ -35,7 +36,7 @@ def pack(
     arguments: Sequence[Argument],
     tensors: Tensors,
     values: Sequence[Value],
-    block_map: BlockMap | None,
+    block_map: BlockMap | DeviceMap | None,
     scale: float,
     *,
     address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,

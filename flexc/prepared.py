@@ -28,7 +28,8 @@ Value = torch.Tensor | int | float | bool
 class Prepared:
     """One launch with all but its addresses filled in. Captured tensors are held weakly.
 
-    A block map was found from what they held; a kernel without one reads them anew each time.
+    A block map was found from what they held; a kernel without one reads them anew each time. A CUDA graph
+    has maps of its own, which its replays find anew.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Prepared:
     ) -> None:
         q = call.q
         self._launch = kernel.launcher.launch
+        self._has_map = has_map
         self._programs = programs
         self._device = q.device.index
         self._out = ((*q.shape[:3], call.v.shape[3]), q.dtype, q.device)
@@ -65,6 +67,8 @@ class Prepared:
     ) -> Result | None:
         """Launch with these tensors; None when something has changed that decides more than addresses."""
         if values and not self._same(values):
+            return None
+        if self._has_map and torch.cuda.is_current_stream_capturing():
             return None
         pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
         if (pointers[0] | pointers[1] | pointers[2]) & 15:
@@ -102,8 +106,14 @@ class Prepared:
 
 def can_keep(call: AttentionCall) -> bool:
     """Whether what a call depends on can be watched."""
-    return call.out is None and all(
-        x.device == call.q.device and not x.is_inference() for x in call.values if isinstance(x, torch.Tensor)
+    return (
+        call.out is None
+        and not torch.cuda.is_current_stream_capturing()
+        and all(
+            x.device == call.q.device and not x.is_inference()
+            for x in call.values
+            if isinstance(x, torch.Tensor)
+        )
     )
 
 

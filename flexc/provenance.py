@@ -16,6 +16,7 @@ from flexc.lru import LRU
 
 if TYPE_CHECKING:
     from flexc.call import AttentionCall
+    from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
 
 Value = torch.Tensor | int | float | bool
@@ -26,7 +27,7 @@ _Key = tuple[weakref.ref[torch.Tensor], int] | Value
 class _Origin:
     """A map, held so that its id stays its own; the mask's graph, and what it had captured then."""
 
-    block_map: BlockMap
+    block_map: BlockMap | DeviceMap
     mask: Expr
     values: tuple[_Key, ...]
 
@@ -34,7 +35,7 @@ class _Origin:
 _origins: LRU[int, _Origin] = LRU(256)
 
 
-def remember(block_map: BlockMap, mask: Expr, values: Sequence[Value]) -> None:
+def remember(block_map: BlockMap | DeviceMap, mask: Expr, values: Sequence[Value]) -> None:
     """Note that `block_map` holds all blocks of `mask`, a simplified graph over the captured `values`."""
     if any(isinstance(x, torch.Tensor) and x.is_inference() for x in values):
         return  # its contents may have changed without notice

@@ -11,6 +11,7 @@ import math
 import torch
 
 from flexc.call import AttentionCall
+from flexc.device_map import on_host
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
@@ -103,7 +104,7 @@ def _visible(
     if call.mask is not None:
         visible = visible & _value(call, call.mask, inputs, dtype)
     if call.block_map is not None:
-        visible = visible & _listed(call.block_map, shape[1]).to(call.q.device)
+        visible = visible & _listed(on_host(call.block_map), shape[1]).to(call.q.device)
     return visible.expand(shape)
 
 

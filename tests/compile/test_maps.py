@@ -7,8 +7,8 @@ import pytest
 from flexc.codegen.map_module import MapKernel
 from flexc.codegen.map_tools import map_tool
 from flexc.codegen.target import TARGETS
-from flexc.device_map import BoundMask, map_kernel
 from flexc.ir.runs import TileGrid
+from flexc.map_builder import BoundMask, map_kernel
 from flexc.map_kernel import artifact_for
 from flexc.resolve import resolve
 from tests.mods import Entry, corpus

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flexc import device_map, masks
 from flexc.codegen import map_tools
 from flexc.codegen.map_module import SLAB
-from flexc.device_map import BoundMask, DeviceMap, as_read, build_device_map, form_of
+from flexc.device_map import DeviceMap
 from flexc.device_map_cache import bound_mask
 from flexc.ir.blockmap import BlockMap, TileKind, build_block_map, from_kinds
 from flexc.ir.expr import Expr, topological
@@ -21,6 +21,7 @@ from flexc.ir.ops import Op
 from flexc.ir.runs import TileGrid
 from flexc.ir.simplify import simplify
 from flexc.ir.stretches import stretches
+from flexc.map_builder import BoundMask, as_read, build_device_map, form_of
 from flexc.map_transforms import intersection, on_device, transposed
 from flexc.resolve import resolve
 from tests.ir.expressions import BATCH, HEADS, KV_LEN, Q_LEN, booleans

@@ -19,6 +19,7 @@ import flexc
 from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
 from flexc.block_mask import as_block_mask
 from flexc.errors import BlockIndexOutOfRange, BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
+from flexc.ir.blockmap import BlockMap
 from flexc.map_cache import _found
 from tests.mods import corpus
 
@@ -194,7 +195,7 @@ def test_lists_in_any_order_and_in_both_kinds() -> None:
     full_indices = torch.tensor([[[[3, 2, 0, 0], [3, 0, 0, 0]]]], dtype=torch.int32)
     mask = BlockMask.from_kv_blocks(counts, indices, full_counts, full_indices, 32, seq_lengths=(64, 120))
     block_map = mask.block_map
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     # Block 3 is full by its list, but hangs over the 120 keys.
     assert block_map.kinds().tolist() == [[1, 1, 2, 1], [0, 0, 0, 1]]
     assert mask.kv_num_blocks.tolist() == [[[3, 1]]]
@@ -360,7 +361,7 @@ def test_schedule_of_a_block_mask() -> None:
 def test_a_long_causal_mask_is_small() -> None:
     mask = create_block_mask(causal, None, None, 1_000_000, 1_000_000, device="cpu", BLOCK_SIZE=128)
     block_map = mask.block_map
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     assert block_map.runs.nbytes + block_map.offsets.nbytes < 400_000
     assert mask.sparsity() == pytest.approx(50, abs=0.1)
 

@@ -40,7 +40,7 @@ def test_blocks_are_those_of_the_dense_mask(entry: Entry) -> None:
     assert case.mask is not None
     shape = (case.batch, case.heads, case.q_len, case.kv_len)
     block_map = flexc.create_block_mask(case.mask, *shape, device="cpu", BLOCK_SIZE=(32, 16)).block_map
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     dense = flexc.create_mask(case.mask, *shape, device="cpu").numpy()
     for b in range(case.batch):
         for h in range(case.heads):

@@ -13,6 +13,7 @@ import torch
 import flexc
 from flexc import create_block_mask, create_mask, masks
 from flexc.errors import MaskTooOpen
+from flexc.ir.blockmap import BlockMap
 from flexc.ir.ledger import DEFAULT_BUDGET
 from tests.ir.test_blockmap import brute_kinds, check_form, kinds_of
 from tests.mods import corpus
@@ -25,7 +26,7 @@ def assert_exact(mask: Any, batch: int, heads: int, lengths: tuple[int, int], bl
     """The map has every tile's kind, and the transpose too; the map."""
     block_mask = create_block_mask(mask, batch, heads, *lengths, device="cpu", BLOCK_SIZE=blocks)
     block_map = block_mask.block_map
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     check_form(block_map)
     dense = create_mask(mask, batch, heads, *lengths, device="cpu").numpy()
     expected = brute_kinds(dense, *blocks)
@@ -162,7 +163,7 @@ def test_a_mask_that_is_too_open_says_what_it_would_cost() -> None:
     assert "budget=" in str(e.value.hint)
     assert isinstance(e.value, ValueError)
     block_map = mask.block_mask(None, None, 4096, 4096, device="cpu", budget=math.inf).block_map
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     assert block_map.decided["exact"] > 500
     wanted = int(re.findall(r"budget=(\d+)", str(e.value))[0])
     again = create_block_mask(scattered(4096), None, None, 4096, 4096, device="cpu", budget=wanted)
