@@ -33,6 +33,7 @@ class DeviceMap:
     origin: object = None
     """Equal for maps of one mask over the same tensors, lengths and blocks; None: not known."""
     _host: BlockMap | None = field(default=None, repr=False)
+    _built: tuple[int, torch.cuda.Event] | None = field(default=None, repr=False)
 
     @property
     def q_len(self) -> int:
@@ -79,9 +80,31 @@ class DeviceMap:
         """Where the map is."""
         return self.offsets.device
 
+    def built_here(self) -> None:
+        """Note that the work queued on the current stream so far builds the map."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            self._built = (torch._C._cuda_getCurrentRawStream(self.device.index), event)
+
+    def ready_here(self) -> DeviceMap:
+        """The map, for what is queued on the current stream next: that waits for a build on another stream.
+
+        Not inside the capture of a CUDA graph: graphs wait for nothing outside them when they are captured.
+        """
+        if self._built is not None and not torch.cuda.is_current_stream_capturing():
+            stream, event = self._built
+            if torch._C._cuda_getCurrentRawStream(self.device.index) != stream:
+                here = torch.cuda.current_stream(self.device)
+                here.wait_event(event)
+                self.offsets.record_stream(here)
+                self.stretches.record_stream(here)
+        return self
+
     def host(self) -> BlockMap:
         """The map as runs on the host. Waits for the device, once."""
         if self._host is None:
+            self.ready_here()
             offsets = self.offsets.cpu().numpy()
             used = int(offsets[-1])
             stretches = self.stretches[:used].cpu().numpy() if used else np.zeros((0, 4), np.int32)

@@ -68,14 +68,28 @@ def effective_device_map(call: AttentionCall, block_q: int, block_kv: int) -> De
     if call.mask is None:
         assert given is not None, "a call without mask and map visits every tile"
         return map_on(given, device)
-    bound = bound_mask(call.mask, call.captures, call.values)
-    (batch, heads, q_len, _), kv_len = call.q.shape, call.k.shape[2]
-    grid = as_read(bound.mask, TileGrid(q_len, kv_len, block_q, block_kv, batch, heads))
+    if isinstance(given, DeviceMap) and is_map_of_mask(call):
+        return given.ready_here()
+    bound, grid = _bound_call(call, call.mask, block_q, block_kv)
     origin = _origin(bound, grid, device)
-    if isinstance(given, DeviceMap) and origin is not None and origin.is_same(given.origin):
-        return given
     own = _map_of(bound, grid, device, origin)
     return own if given is None or given is own else intersection_on(map_on(given, device), own)
+
+
+def is_map_of_mask(call: AttentionCall) -> bool:
+    """Whether the user's map was built, on the device of the call, of the mask of the call as it is now."""
+    given = call.block_map
+    if call.mask is None or not isinstance(given, DeviceMap):
+        return False
+    bound, grid = _bound_call(call, call.mask, given.block_q, given.block_kv)
+    origin = _origin(bound, grid, call.q.device)
+    return origin is not None and origin.is_same(given.origin)
+
+
+def _bound_call(call: AttentionCall, mask: Expr, block_q: int, block_kv: int) -> tuple[BoundMask, TileGrid]:
+    (batch, heads, q_len, _), kv_len = call.q.shape, call.k.shape[2]
+    bound = bound_mask(mask, call.captures, call.values)
+    return bound, as_read(bound.mask, TileGrid(q_len, kv_len, block_q, block_kv, batch, heads))
 
 
 def device_map_for(
@@ -135,7 +149,7 @@ def _map_of(
     if key is not None:
         found = _found.get(key)
         if found is not None and found[0].is_current():
-            return found[1]
+            return found[1].ready_here()
     bound = replace(bound, values=tuple(_on(x, device) for x in bound.values))
     pairs = grid.q_len * grid.kv_len * grid.batch * grid.heads
     is_open = pairs > min(budget, WORTH_WAITING) and not form_of(bound, grid).is_bounded
@@ -155,6 +169,7 @@ def _map_of(
         _found.put(key, (origin, made))
     if not capture:  # what a graph computes is another map at each replay
         made.origin = origin
+        made.built_here()
     return made
 
 
@@ -176,7 +191,7 @@ def map_on(block_map: BlockMap | DeviceMap, device: torch.device) -> DeviceMap:
     """The map on `device`, copied there once."""
     if isinstance(block_map, DeviceMap):
         if block_map.device == device:
-            return block_map
+            return block_map.ready_here()
         block_map = block_map.host()
     return _once(("on", id(block_map), device), (block_map,), lambda: on_device(block_map, device))
 
@@ -198,14 +213,17 @@ def _once(key: tuple[object, ...], sources: tuple[object, ...], make: Callable[[
     if found is None:
         found = (sources, make())  # holding the sources keeps their ids theirs
         _derived.put(key, found)
-    return found[1]
+        if not torch.cuda.is_current_stream_capturing():
+            found[1].built_here()
+    return found[1].ready_here()
 
 
-def _graph_being_captured(device: torch.device) -> int:
-    """A number of the CUDA graph that the current stream is captured into; 0: none is."""
-    if device.type != "cuda":
-        return 0
-    return driver.capture_id(torch._C._cuda_getCurrentRawStream(device.index))
+def _graph_being_captured(device: torch.device) -> tuple[int, int] | None:
+    """The number of the CUDA graph that the current stream is captured into, and the stream; or None."""
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return None
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    return driver.capture_id(stream), stream
 
 
 def bound_mask(mask: Expr, captures: tuple[Capture, ...], values: Sequence[Value]) -> BoundMask:

@@ -10,6 +10,7 @@ from flexc.errors import BackendUnavailable, InternalError
 
 _MAX_DYNAMIC_SHARED_SIZE = 8
 _DEFAULT_SHARED = 48 * 1024
+_CAPTURE_MODE_RELAXED = 2
 INVALID_CONTEXT = 201
 """A thread that has made no CUDA call of its own yet has no context, though its process has one."""
 
@@ -43,7 +44,12 @@ def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
     """The function `name` of `cubin` in the current context, allowed `shared` bytes of shared memory."""
     cuda = library()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    check(cuda.cuModuleLoadData(ctypes.byref(module), cubin), "loading a kernel")
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)  # loading is no part of a graph that may be captured just now
+    check(cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "loading a kernel")
+    try:
+        check(cuda.cuModuleLoadData(ctypes.byref(module), cubin), "loading a kernel")
+    finally:
+        cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     check(cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
     if shared > _DEFAULT_SHARED:
         check(
@@ -68,10 +74,10 @@ def _primary_context(device: int) -> ctypes.c_void_p:
 
 
 def capture_id(stream: int) -> int:
-    """The number of the graph that `stream` is captured into, unique in this process; 0 when it is not."""
+    """The number of the graph that `stream` is being captured into, unique in this process."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     found = library().cuStreamGetCaptureInfo_v2(
         ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
     )
     check(found, "asking whether a CUDA graph is captured")
-    return number.value if status.value else 0
+    return number.value

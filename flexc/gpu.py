@@ -52,7 +52,7 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     )
     if key is not None and spec.aligned and launch.programs and can_keep(call):
         held = (call.mods, block_map, launch.uploads)
-        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, block_map is not None))
+        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, block_map))
     return launch.run()
 
 

@@ -18,6 +18,7 @@ from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
 
 if TYPE_CHECKING:
+    from flexc.device_map import DeviceMap
     from flexc.kernel import Kernel
 
 Key = tuple[object, ...]
@@ -39,17 +40,17 @@ class Prepared:
         programs: int,
         tail: tuple[Any, ...],
         held: tuple[object, ...],
-        has_map: bool,
+        block_map: DeviceMap | None,
     ) -> None:
         q = call.q
         self._launch = kernel.launcher.launch
-        self._has_map = has_map
+        self._map = block_map
         self._programs = programs
         self._device = q.device.index
         self._out = ((*q.shape[:3], call.v.shape[3]), q.dtype, q.device)
         self._lse = q.shape[:3] if call.return_lse else None
         self._tensors = [
-            (slot, weakref.ref(x), x.data_ptr(), x.shape, x._version if has_map else None)
+            (slot, weakref.ref(x), x.data_ptr(), x.shape, None if block_map is None else x._version)
             for slot, x in enumerate(call.values)
             if isinstance(x, torch.Tensor)
         ]
@@ -68,8 +69,10 @@ class Prepared:
         """Launch with these tensors; None when something has changed that decides more than addresses."""
         if values and not self._same(values):
             return None
-        if self._has_map and torch.cuda.is_current_stream_capturing():
-            return None
+        if self._map is not None:
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            self._map.ready_here()
         pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
         if (pointers[0] | pointers[1] | pointers[2]) & 15:
             return None

@@ -13,6 +13,7 @@ import torch
 
 from flexc.block_lists import dense_kinds, visited_blocks
 from flexc.call import AttentionCall, Mods
+from flexc.device_map import DeviceMap
 from flexc.errors import BlockMaskMismatch
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.build import binary, const, input_, load, logic, scalar
@@ -42,12 +43,19 @@ def refitted(call: AttentionCall) -> AttentionCall:
     given = call.block_map
     if given is None or _divisor(given) >= _GOOD_TILE:
         return call
+    if isinstance(given, DeviceMap):
+        from flexc.device_map_cache import is_map_of_mask
+
+        if is_map_of_mask(call):
+            return replace(call, block_map=None)
+        given = given.host()
+        call = replace(call, block_map=given)
     if call.mask is not None and _says_no_more(given, call):
         return replace(call, block_map=None)
     return call if _divisor(given) >= _LEAST_TILE else _with_blocks_in_the_mask(call, given)
 
 
-def _divisor(block_map: BlockMap) -> int:
+def _divisor(block_map: BlockMap | DeviceMap) -> int:
     """The largest power of two that divides both block sizes."""
     sizes = block_map.block_q | block_map.block_kv
     return sizes & -sizes

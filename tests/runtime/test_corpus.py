@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flexc
+from flexc.ir.blockmap import BlockMap
 from tests.mods import Case, Entry, corpus
 from tests.oracle import golden
 
