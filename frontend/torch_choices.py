@@ -165,7 +165,7 @@ def leaky_relu(tracer: Tracer, input: Any, negative_slope: Any = 0.01, inplace: 
     operands = (tracer.lift(input), tracer.lift(negative_slope))
     return mapped(
         tracer,
-        lambda x, slope: build.where(forms.less(x, forms.f32(0)), forms.mul(x, slope), x),
+        lambda x, slope: build.where(forms.less(forms.f32(0), x), x, forms.mul(x, slope)),
         operands,
         as_float(operands[0].dtype),
     )
