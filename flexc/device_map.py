@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from flexc.ir.arrays import Array
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.runs import TileGrid
 from flexc.ir.stretches import from_stretches
@@ -79,6 +80,18 @@ class DeviceMap:
     def device(self) -> torch.device:
         """Where the map is."""
         return self.offsets.device
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many tiles are empty, partial and full. Waits for the device."""
+        return self.host().counts()
+
+    def sparsity(self) -> float:
+        """The percentage of tiles that are empty. Waits for the device."""
+        return self.host().sparsity()
+
+    def kinds(self, b: int = 0, h: int = 0) -> Array:
+        """The kinds of one batch and head, as `BlockMap.kinds` on the host. Waits for the device."""
+        return self.host().kinds(b, h)
 
     def built_here(self) -> None:
         """Note that the work queued on the current stream so far builds the map."""

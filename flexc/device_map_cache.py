@@ -213,7 +213,7 @@ def _once(key: tuple[object, ...], sources: tuple[object, ...], make: Callable[[
     if found is None:
         found = (sources, make())  # holding the sources keeps their ids theirs
         _derived.put(key, found)
-        if not torch.cuda.is_current_stream_capturing():
+        if _graph_being_captured(found[1].device) is None:
             found[1].built_here()
     return found[1].ready_here()
 

@@ -53,7 +53,7 @@ def measured(mask: Any, length: int) -> tuple[BlockMap, float]:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert block_map is not None
+    assert isinstance(block_map, BlockMap)
     return block_map, peak / MEGABYTE
 
 
