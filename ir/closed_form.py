@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from flexc.ir.expr import Expr
+from flexc.ir.expr import Expr, topological
 from flexc.ir.key_sets import Piece, contains
 from flexc.ir.merge import end_of, first_of, merged
 from flexc.ir.ranges import LONGEST, Range, Ranges
 from flexc.ir.simplify import simplify
-from flexc.ir.solve import Keys, Runs, Solver, TooMany
-from flexc.ir.symbolic import MAY_WRAP, Algebra
+from flexc.ir.solve import Keys, Runs, Solver
+from flexc.ir.symbolic import MAY_WRAP, Algebra, TooMany
 
 MOST_RANGES = 8
+_MOST_NODES = 1000
 _LONGEST_MULTIPLIED = 2**22  # a mask that multiplies kv_idx by up to 256 stays inside 32 bits
 
 
@@ -73,13 +74,14 @@ def solve(
     `few_keys` allows assumptions on the number of keys, which `longest` bounds; `runs` has the keys of
     comparisons of ids.
     """
+    if len(topological(mask)) > _MOST_NODES:
+        return None, (Obstacle(mask, mask, "is a formula of thousands of terms"),)
     solver = Solver(mask, few_keys=few_keys, runs=runs, longest=longest)
     try:
-        keys = solver.keys(mask)
-    except TooMany:
+        keys = merged(solver.algebra, solver.keys(mask))
+    except (TooMany, RecursionError):  # a formula hundreds of levels deep
         return None, (Obstacle(mask, mask, "is more ranges than are worth walking"),)
     found = tuple(Obstacle(part, u.node, u.reason) for part, u in solver.unsolved.items())
-    keys = merged(solver.algebra, keys)
     if len(keys) > MOST_RANGES:
         return None, (Obstacle(mask, mask, f"is {len(keys)} ranges a row"),)
     return _ranges(solver, keys), found

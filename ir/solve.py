@@ -22,12 +22,13 @@ from flexc.ir.ranges import LONGEST, Within
 from flexc.ir.rewrite_logic import flatten
 from flexc.ir.simplify import simplify
 from flexc.ir.step_counts import agreements
-from flexc.ir.symbolic import Algebra, Form, Unsolved
+from flexc.ir.symbolic import Algebra, Form, TooMany, Unsolved
 from flexc.ir.types import DType
 
 _TURNED = {Op.LT: Op.LE, Op.LE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
 _PASSES = 2  # how often keys may start again at 0 in `kv_idx % c`: the two halves of block diffusion
 _MOST_PIECES = 48
+_MOST_STEPS = 500
 
 Keys = list[Piece]
 
@@ -44,10 +45,6 @@ class Runs:
     run_end: Expr
     hull_first: Expr
     hull_end: Expr
-
-
-class TooMany(Exception):
-    """A mask takes more pieces than anyone would walk."""
 
 
 class Solver:
@@ -68,6 +65,7 @@ class Solver:
             self._know(run)
         self.borders = _borders(mask) if few_keys else frozenset[Expr]()
         self.longest = longest
+        self.steps = 0
         self.unsolved: dict[Expr, Unsolved] = {}
 
     def keys(self, condition: Expr, truth: bool = True) -> Keys:
@@ -216,6 +214,9 @@ class Solver:
 
     def _limited(self, node: Expr, limit: Form, *, above: bool) -> Keys:
         """The keys for which `node <= limit` (`above`), or `node >= limit`."""
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise TooMany
         if node.op is Op.INPUT and node.attr is Input.KV_IDX:
             piece = Piece(ends=(limit + 1,)) if above else Piece(firsts=(limit,))
             kept = tidied(self.algebra, piece)

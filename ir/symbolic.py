@@ -23,6 +23,7 @@ from flexc.ir.types import DType
 Form = Any  # a sympy polynomial with integer coefficients; sympy has no types
 
 
+_MOST_QUESTIONS = 4000  # of order between bounds: about a quarter of a second
 _AS_GOOD_AS_INFINITE = 2**31  # what a 64-bit number counts for beside positions, so that its products fit
 MAY_WRAP = "may wrap"
 
@@ -34,6 +35,10 @@ class Unsolved(Exception):
         super().__init__(reason)
         self.node = node
         self.reason = reason
+
+
+class TooMany(Exception):
+    """A mask takes more pieces, or more thought, than a closed form is worth."""
 
 
 class Algebra:
@@ -48,6 +53,7 @@ class Algebra:
         self._nodes: dict[Form, Expr] = {}
         self._forms: dict[Expr, Form] = {}
         self._extents: dict[Form, Extent] = {}
+        self._order: dict[tuple[Form, Form], bool] = {}
         self._known: list[tuple[Form, Form, int]] = []
 
     def reads_kv(self, node: Expr) -> bool:
@@ -240,8 +246,13 @@ class Algebra:
                 del factors[monomial]
 
     def at_most(self, a: Form, b: Form) -> bool:
-        """Whether `a <= b` is certain."""
-        return self.extent(a - b).hi <= 0
+        """Whether `a <= b` is certain. Raises TooMany after thousands of different questions."""
+        found = self._order.get((a, b))
+        if found is None:
+            if len(self._order) >= _MOST_QUESTIONS:
+                raise TooMany
+            found = self._order[a, b] = self.extent(a - b).hi <= 0
+        return found
 
     # To expressions.
 

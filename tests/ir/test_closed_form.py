@@ -276,6 +276,20 @@ def test_composed_masks() -> None:
     assert with_prefix.is_sorted
 
 
+def test_huge_masks_are_given_up() -> None:
+    """Hundreds of borders, terms and levels end in an answer, not in a stack overflow or a long wait."""
+    border = [binary(Op.FLOORDIV, Q, const(i + 2)) for i in range(240)]
+    every, some, deep, total = compare(Op.LE, KV, Q), compare(Op.EQ, KV, Q), KV, KV
+    for i, row in enumerate(border):
+        every = logic(Op.AND, every, compare(Op.NE, KV, row))
+        some = logic(Op.OR, some, compare(Op.EQ, KV, row))
+        deep = unary(Op.ABS, binary(Op.SUB, deep, const(i)))
+        total = binary(Op.ADD, total, row)
+    for mask in (every, some, compare(Op.LT, deep, Q), compare(Op.LT, total, Q)):
+        assert closed_form(mask) is None
+        assert obstacles(mask)
+
+
 def test_an_equation_said_twice_is_not_lost() -> None:
     twice = binary(Op.MUL, KV, const(2))
     mask = unary(Op.NOT, logic(Op.OR, compare(Op.NE, twice, Q), compare(Op.NE, Q, twice)))
