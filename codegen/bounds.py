@@ -39,7 +39,8 @@ class Bounds:
     `full_first`, `full_end` and `kv_end`. With more, the kernel sets `visited = 0` and loops `for stretch in
     range(count)`: `stretch_lines` define the four there, in ascending order and without a tile that an
     earlier stretch had. `kv_first` and `full_end` are multiples of BLOCK_KV. `masked` is the condition on
-    `kv_start` under which the mask applies to a tile.
+    `kv_start` under which the mask applies to a tile. `first_rows_heaviest`: no row sees more keys than the
+    one before.
     """
 
     count: int
@@ -48,6 +49,7 @@ class Bounds:
     stretch_lines: tuple[str, ...]
     masked: str
     reads_rows: bool
+    first_rows_heaviest: bool
 
 
 def range_roots(ranges: Ranges) -> list[Expr]:
@@ -79,7 +81,16 @@ def tile_bounds(ranges: Ranges, hoisting: Hoisting) -> Bounds:
         stretch_lines=stretch_lines,
         masked=masked,
         reads_rows=writer.reads_rows,
+        first_rows_heaviest=_falls(ranges),
     )
+
+
+def _falls(ranges: Ranges) -> bool:
+    """Whether the number of keys only falls from row to row."""
+    counts = [
+        trend(binary(Op.SUB, _at_most_kv_len(found.end), _at_least_0(found.first))) for found in ranges.ranges
+    ]
+    return any(count.falls for count in counts) and not any(count.rises for count in counts)
 
 
 def describe_ranges(ranges: Ranges, names: tuple[str, ...]) -> str:

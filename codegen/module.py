@@ -69,9 +69,22 @@ class _Forward:
     blocks_from_map: bool
     bounds: Bounds | None
     masked: str
+    order: str
+    q_start: str
     sinks: bool
     lse: bool
     rescue_nan: bool
+
+
+# Which rows of a head come first, and where those of a program start.
+_LAST_ROWS_FIRST = (
+    "Its last rows come first: under a causal mask they have the most keys.",
+    "(q_tiles - 1 - pid % q_tiles) * BLOCK_Q",
+)
+_FIRST_ROWS_FIRST = (
+    "Its first rows come first: they have the most keys.",
+    "pid % q_tiles * BLOCK_Q",
+)
 
 
 def forward_module(spec: AttentionSpec, plan: KernelPlan, sources: tuple[ModSource, ...]) -> GeneratedKernel:
@@ -117,6 +130,7 @@ def _view(
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     in_row = "(rows < q_len)[:, None]"
+    first_rows = bounds is not None and bounds.first_rows_heaviest
     return _Forward(
         header=_header(spec, plan, sources),
         constants=_constants(spec, plan),
@@ -146,6 +160,8 @@ def _view(
         blocks_from_map=spec.blocks is Blocks.MAP,
         bounds=bounds,
         masked="(kv_start < full_first) | (kv_start >= full_end)" if bounds is None else bounds.masked,
+        order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
+        q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
         sinks=spec.has_sinks,
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,

@@ -21,7 +21,7 @@ FULL: attention then evaluates the mask in some tiles that it need not have look
 """
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class DeviceMap:
     """The stretches of a map (`ir/stretches.py`) on a device; those that no offset reaches are unused.
 

@@ -12,7 +12,6 @@ import torch
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input
 from flexc.ir.substitute import renumber
-from flexc.lru import LRU
 
 if TYPE_CHECKING:
     from flexc.call import AttentionCall
@@ -25,14 +24,13 @@ _Key = tuple[weakref.ref[torch.Tensor], int] | Value
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """A map, held so that its id stays its own; the mask's graph, and what it had captured then."""
+    """A mask's graph, and what it had captured when a map was found from it."""
 
-    block_map: BlockMap | DeviceMap
     mask: Expr
     values: tuple[_Key, ...]
 
 
-_origins: LRU[int, _Origin] = LRU(256)
+_origins: weakref.WeakKeyDictionary[BlockMap | DeviceMap, _Origin] = weakref.WeakKeyDictionary()
 
 
 def remember(block_map: BlockMap | DeviceMap, mask: Expr, values: Sequence[Value]) -> None:
@@ -40,7 +38,7 @@ def remember(block_map: BlockMap | DeviceMap, mask: Expr, values: Sequence[Value
     if any(isinstance(x, torch.Tensor) and x.is_inference() for x in values):
         return  # its contents may have changed without notice
     keys = tuple((weakref.ref(x), x._version) if isinstance(x, torch.Tensor) else x for x in values)
-    _origins.put(id(block_map), _Origin(block_map, mask, keys))
+    _origins[block_map] = _Origin(mask, keys)
 
 
 def is_of_the_mask(call: AttentionCall) -> bool:
@@ -49,7 +47,7 @@ def is_of_the_mask(call: AttentionCall) -> bool:
     False where the mask depends on `b` or `h` and the map has one batch or head for all.
     """
     given, mask = call.block_map, call.mask
-    origin = None if given is None else _origins.get(id(given))
+    origin = None if given is None else _origins.get(given)
     if origin is None or given is None or mask is None:
         return False
     offset = len(call.values) - len(origin.values)

@@ -24,6 +24,7 @@ from flexc.ir.simplify import simplify
 from flexc.ir.types import DType, Storage
 from flexc.lru import LRU
 from flexc.map_cache import effective_block_map
+from flexc.provenance import is_of_the_mask
 
 _LEAST_TILE = 16
 _GOOD_TILE = 64
@@ -43,6 +44,8 @@ def refitted(call: AttentionCall) -> AttentionCall:
     given = call.block_map
     if given is None or _divisor(given) >= _GOOD_TILE:
         return call
+    if is_of_the_mask(call):
+        return replace(call, block_map=None)
     if isinstance(given, DeviceMap):
         from flexc.device_map_cache import is_map_of_mask
 

@@ -22,7 +22,7 @@ __all__ = ["BlockMap", "TileKind", "build_block_map", "from_kinds", "from_segmen
 _WORKSPACE = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class BlockMap:
     """Runs of tiles of one kind, row by row, in compressed form.
 

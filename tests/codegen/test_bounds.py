@@ -208,3 +208,10 @@ def test_the_plan_says_where_the_bounds_come_from() -> None:
     )
     reasons = dict(generate(masks.dilated(5, 3)).plan.reasons)
     assert "(q_idx - kv_idx) % d" in reasons["blocks"]
+
+
+def test_rows_with_the_most_keys_come_first() -> None:
+    first = "q_start = pid % q_tiles * BLOCK_Q"
+    assert first in generate(~masks.causal).source
+    assert first not in generate(masks.causal).source
+    assert first not in generate(masks.sliding_window(128)).source

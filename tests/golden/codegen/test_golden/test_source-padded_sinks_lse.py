@@ -73,8 +73,8 @@ def attention_forward(
     scale,
 ):
     """One program computes BLOCK_Q query rows of one head, with an online softmax over the keys they may see."""
-    # Programs of one head are neighbours, so that its K and V stay in the L2 cache. Its last rows come first:
-    # under a causal mask they have the most keys.
+    # Programs of one head are neighbours, so that its K and V stay in the L2 cache.
+    # Its last rows come first: under a causal mask they have the most keys.
     q_tiles = tl.cdiv(q_len, BLOCK_Q)
     pid = tl.program_id(0)
     b = pid // q_tiles // q_heads
