@@ -76,9 +76,7 @@ def test_counts_of_long_masks() -> None:
     packed_map = create_block_mask(masks.document(ids), None, None, LENGTH, LENGTH, device="cpu").block_map
     assert packed_map is not None
     first, last = ids[::128].long(), ids[127::128].long()  # of each block; ids ascend
-    starts = torch.searchsorted(
-        last, first
-    )  # the first block that ends in the block's first document or later
+    starts = torch.searchsorted(last, first)
     ends = torch.searchsorted(first, last, right=True)
     assert sum(packed_map.counts()[1:]) == int((ends - starts).sum())
     lone = ids[::128] == ids[127::128]
