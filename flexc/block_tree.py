@@ -14,17 +14,20 @@ import torch
 from torch.utils import _pytree as pytree
 
 from flexc.block_listing import BlockListing
+from flexc.device_map import DeviceMap
 from flexc.ir.blockmap import BlockMap
+from flexc.ir.runs import TileGrid
 from flexc.mask_functions import MaskFunction
 
-_LEAVES = ("offsets", "runs", "dq_write_order", "dq_write_order_full", "dq_kv_order")
+_LEAVES = ("offsets", "tiles", "dq_write_order", "dq_write_order_full", "dq_kv_order")
 
 
 class _Context(NamedTuple):
     """What is no tensor. Equal for masks of one function, form and lengths."""
 
     shape: tuple[int, int]
-    map_shape: tuple[int, int, int, int, int, int]  # lengths, block sizes, batches and heads of the map
+    grid: TileGrid
+    is_on_device: bool  # the map is made of stretches, else of runs
     seq_lengths: tuple[int, int]
     mask_mod: MaskFunction
     separate_full: bool
@@ -45,12 +48,16 @@ def register(kind: type[BlockListing]) -> None:
 
 def _flatten(mask: BlockListing) -> tuple[list[Any], _Context]:
     """The tensors of a block mask on its device, and the rest; an order that the mask lacks is None."""
-    held = mask._map
-    arrays = (_as_tensor(x, mask.device) for x in (held.offsets, held.runs))
-    map_shape = (held.q_len, held.kv_len, held.block_q, held.block_kv, held.batch, held.heads)
+    held = mask._source
+    if isinstance(held, DeviceMap):
+        held = held.ready_here()
+        arrays = [held.offsets, held.stretches]
+    else:
+        arrays = [_as_tensor(x, mask.device) for x in (held.offsets, held.runs)]
     context = _Context(
         mask._shape,
-        map_shape,
+        held.grid,
+        isinstance(held, DeviceMap),
         mask.seq_lengths,
         mask.mask_mod,
         mask._separate_full,
@@ -74,15 +81,24 @@ def _unflatten(kind: type[BlockListing], leaves: Iterable[Any], context: _Contex
 
     Leaves that are no tensors with values, as those of a trace, are only held, to be flattened again.
     """
-    offsets, runs, *orders = leaves
+    offsets, tiles, *orders = leaves
     device = offsets.device if isinstance(offsets, torch.Tensor) else torch.device("cpu")
-    if type(offsets) is type(runs) is torch.Tensor and device.type != "meta":
-        offsets, runs = offsets.cpu().numpy(), runs.cpu().numpy()
     mask = kind.__new__(kind)
-    block_map = BlockMap(*context.map_shape, offsets, runs)
-    BlockListing.__init__(mask, block_map, context.shape, context.mask_mod, device)
+    BlockListing.__init__(
+        mask, _map_of(offsets, tiles, device, context), context.shape, context.mask_mod, device
+    )
     mask.seq_lengths = context.seq_lengths
     mask._separate_full, mask._has_q = context.separate_full, context.has_q
     mask._write_orders = (orders[0], orders[1])
     mask.dq_kv_order, mask.dq_kv_order_spt = orders[2], context.dq_kv_order_spt
     return mask
+
+
+def _map_of(offsets: Any, tiles: Any, device: torch.device, context: _Context) -> BlockMap | DeviceMap:
+    grid = context.grid
+    if context.is_on_device:
+        return DeviceMap(grid, offsets, tiles)
+    if type(offsets) is type(tiles) is torch.Tensor and device.type != "meta":
+        offsets, tiles = offsets.cpu().numpy(), tiles.cpu().numpy()
+    sizes = (grid.q_len, grid.kv_len, grid.block_q, grid.block_kv, grid.batch, grid.heads)
+    return BlockMap(*sizes, offsets, tiles)

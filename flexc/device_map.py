@@ -93,6 +93,11 @@ class DeviceMap:
         """The kinds of one batch and head, as `BlockMap.kinds` on the host. Waits for the device."""
         return self.host().kinds(b, h)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles hold the tensors, and neither where the map is from nor how it was built."""
+        ready = self.ready_here()
+        return DeviceMap, (ready.grid, ready.offsets, ready.stretches)
+
     def built_here(self) -> None:
         """Note that the work queued on the current stream so far builds the map."""
         if self.device.type == "cuda":

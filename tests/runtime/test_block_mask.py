@@ -18,8 +18,10 @@ from torch.utils import _pytree as pytree
 import flexc
 from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
 from flexc.block_mask import as_block_mask
+from flexc.device_map import DeviceMap
 from flexc.errors import BlockIndexOutOfRange, BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
 from flexc.ir.blockmap import BlockMap
+from flexc.ir.stretches import stretches
 from flexc.map_cache import _found
 from tests.mods import corpus
 
@@ -294,7 +296,23 @@ def test_a_tree_reaches_the_tensors_of_a_mask(options: dict[str, Any]) -> None:
     again = create_block_mask(by_head, 2, 3, 200, 130, device="cpu", BLOCK_SIZE=64, **options)
     assert pytree.tree_structure(again) == pytree.tree_structure(mask)
     names = [str(path[-1]) for path, _ in pytree.tree_flatten_with_path(mask)[0]]
-    assert names[:2] == [".offsets", ".runs"]
+    assert names[:2] == [".offsets", ".tiles"]
+
+
+def test_a_map_on_a_device_is_copied_and_flattened_as_it_is() -> None:
+    mask = create_block_mask(by_head, 2, 3, 200, 130, device="cpu", BLOCK_SIZE=64)
+    assert isinstance(mask.block_map, BlockMap)
+    offsets, walk = (torch.from_numpy(x) for x in stretches(mask.block_map))
+    there = DeviceMap(mask.block_map.grid, offsets, walk, origin=lambda: None)
+    on_device = BlockMask.from_map(there, by_head, shape=(2, 3))
+    _assert_same(on_device, mask)
+    leaves, spec = pytree.tree_flatten(on_device)
+    assert leaves[0] is offsets
+    assert leaves[1] is walk
+    _assert_same(pytree.tree_unflatten(leaves, spec), mask)
+    for other in (pickle.loads(pickle.dumps(on_device)), copy.deepcopy(on_device)):
+        assert isinstance(other.block_map, DeviceMap)
+        _assert_same(other, mask)
 
 
 def test_leaves_without_values_are_handed_on() -> None:

@@ -69,12 +69,12 @@ def test_maps_take_little_memory_and_few_evaluations(name: str) -> None:
 
 def test_counts_of_long_masks() -> None:
     causal = create_block_mask(masks.causal, None, None, LENGTH, LENGTH, device="cpu").block_map
-    assert causal is not None
+    assert isinstance(causal, BlockMap)
     blocks = LENGTH // 128
     assert causal.counts() == (blocks * (blocks - 1) // 2, blocks, blocks * (blocks - 1) // 2)
     ids = documents(1000, LENGTH)
     packed_map = create_block_mask(masks.document(ids), None, None, LENGTH, LENGTH, device="cpu").block_map
-    assert packed_map is not None
+    assert isinstance(packed_map, BlockMap)
     first, last = ids[::128].long(), ids[127::128].long()  # of each block; ids ascend
     starts = torch.searchsorted(last, first)
     ends = torch.searchsorted(first, last, right=True)
