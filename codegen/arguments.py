@@ -48,11 +48,20 @@ class Source(Enum):
     SCALE = "scale"
     NAMED = "named"
     """What the kernel calls it is all that is to be said: an argument of a kernel that is no attention."""
+    BATCH = "batch"
+    COUNTER = "counter"
+    Q_DESCRIPTOR = "q_descriptor"
+    K_DESCRIPTOR = "k_descriptor"
+    V_DESCRIPTOR = "v_descriptor"
+    OUT_DESCRIPTOR = "out_descriptor"
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """`type` is Triton's: `*bf16`, `i32`, `i64`, `fp32`. `divisible` promises multiples of 16."""
+    """`type` is Triton's: `*bf16`, `i32`, `i64`, `fp32`, `tensordesc<...>`. `divisible`: a multiple of 16.
+
+    Of a TMA descriptor, `dimension` is the length of the tensor's last dimension.
+    """
 
     name: str
     type: str

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flexc.codegen.design import Design
+from flexc.codegen.hopper import hopper_module
+from flexc.codegen.hopper_plan import make_hopper_plan
 from flexc.codegen.module import GeneratedKernel, forward_module
 from flexc.codegen.plan import NOTHING, make_plan
 from flexc.codegen.target import Target
@@ -19,6 +22,7 @@ def lower(
     options: Mapping[str, object] | None = None,
     sources: tuple[ModSource, ...] = (),
     skip: Mapping[Tiles, str] = NOTHING,
+    design: Design = Design.PORTABLE,
 ) -> GeneratedKernel:
     """The generated kernel for `spec` on `target`.
 
@@ -32,5 +36,19 @@ def lower(
     Raises:
         UnknownOption, NoFeasiblePlan: see `make_plan`.
     """
-    plan = make_plan(spec, target, options, skip=skip)
-    return forward_module(spec, plan, sources)
+    if design is Design.HOPPER:
+        return hopper_module(spec, make_hopper_plan(spec, target, options, skip=skip), sources)
+    return forward_module(spec, make_plan(spec, target, options, skip=skip), sources)
+
+
+def plan_key(
+    spec: AttentionSpec, target: Target, options: Mapping[str, object] | None, design: Design
+) -> str:
+    """A text that is equal for kernels of equal plans, before any was compiled.
+
+    Raises:
+        UnknownOption, NoFeasiblePlan: as `lower`.
+    """
+    if design is Design.HOPPER:
+        return f"hopper {make_hopper_plan(spec, target, options).key()}"
+    return make_plan(spec, target, options).key()

@@ -83,7 +83,7 @@ def make_plan(
             raise
         precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
-    fast_tanh, why_tanh = _fast_tanh(spec, options.get("fast_tanh"))
+    fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
     return KernelPlan(
         target=target,
@@ -150,7 +150,7 @@ def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
     )
 
 
-def _fast_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:
+def choose_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:
     if wanted is not None:
         return bool(wanted), _ASKED
     if spec.score is None or all(node.op is not Op.TANH for node in topological(spec.score)):

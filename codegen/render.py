@@ -92,5 +92,5 @@ def _tidy(text: str) -> str:
     text = "\n".join(wrapped(line.rstrip()) for line in text.splitlines())
     text = re.sub(r"\n+(?=\n +else:)", "", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
-    text = re.sub(r"\n+(?=@triton\.jit\n)", "\n\n\n", text)
+    text = re.sub(r"\n+(?=@(triton|gluon)\.jit\n)", "\n\n\n", text)
     return text.strip("\n") + "\n"

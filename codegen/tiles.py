@@ -166,7 +166,7 @@ def shared_memory(spec: AttentionSpec, target: Target, precision: str, tiles: Ti
     is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC  # a product may still read a buffer: one more
     rings = max(1, tiles.num_stages if is_async else tiles.num_stages - 1) * step
     # Loads of single elements are staged as K and V are.
-    rings += _element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
+    rings += element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
     scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 512
     shared_rows = tiles.block_q < 16 * tiles.num_warps  # several warps share the rows of a matrix instruction
     if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05 or shared_rows:
@@ -183,7 +183,7 @@ def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> i
     words = spec.q_storage.itemsize / 4
     scores = tiles.block_q * tiles.block_kv
     live = tiles.block_q * dim_v + scores * (1 + words)
-    if _element_loads(spec):
+    if element_loads(spec):
         live += 3 * scores  # a 64-bit address and a condition each
     fixed = 40.0
     if target.matrix_unit is MatrixUnit.MMA_SYNC:
@@ -195,7 +195,7 @@ def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> i
 
 
 @lru_cache(maxsize=1024)
-def _element_loads(spec: AttentionSpec) -> int:
+def element_loads(spec: AttentionSpec) -> int:
     roots = [root for root in (spec.score, spec.mask) if root is not None]
     placement = place(*roots)
     return sum(node.op is Op.LOAD and level is Placement.ELEMENT for node, level in placement.items())

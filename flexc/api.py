@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from flexc.block_mask import BlockMask
 
-BACKENDS = ("auto", "triton", "cpu", "reference")
-_LATER = {"hopper": "the Hopper kernels", "blackwell": "the Blackwell kernels"}
+BACKENDS = ("auto", "triton", "hopper", "cpu", "reference")
+_ON_GPU = ("auto", "triton", "hopper")
+_LATER = {"blackwell": "the Blackwell kernels"}
 
 
 class _Arguments(TypedDict, total=False):
@@ -125,7 +126,8 @@ def attention(
         v_scale: scale of an fp8 v; not in this version.
         q_scale: scale of an fp8 q; not in this version.
         out: (B, Hq, L, Dv), written in place of a new tensor.
-        backend: "auto" (by device), "triton" (CUDA), "cpu" (block-sparse), "reference" (dense, for tests).
+        backend: "auto" (by device), "triton" (CUDA), "hopper" (CUDA, sm90), "cpu" (block-sparse), "reference"
+            (dense, for tests).
         options: overrides of the kernel's plan, e.g. `{"block_q": 64}`; see `flexc.compile(...).explain()`.
 
     Returns:
@@ -159,8 +161,8 @@ def attention(
         )
     key: Key | None = None
     plain = out is None and block_mask is None and dropout_p == 0.0 and q_scale is k_scale is v_scale is None
-    if plain and backend in ("auto", "triton") and isinstance(q, torch.Tensor) and q.is_cuda:
-        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options)
+    if plain and backend in _ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
+        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options, backend)
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -225,16 +227,17 @@ def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tens
             raise UnsupportedFeature(
                 f"there is no backend for {device} tensors", hint="move them to a GPU or the CPU"
             )
-        backend = "triton" if device == "cuda" else "cpu"
+        if device == "cpu":
+            backend = "cpu"
     if backend == "reference":
         from flexc import reference
 
         return reference.run(call)
     if backend in _LATER:
         raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
-    if backend not in ("triton", "cpu"):
+    if backend not in (*_ON_GPU, "cpu"):
         raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-    if backend == "triton":
+    if backend in _ON_GPU:
         if call.dropout_p:
             raise UnsupportedFeature(
                 f"dropout_p is {call.dropout_p}; the GPU kernels of this version have no dropout",
@@ -244,7 +247,7 @@ def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tens
         from flexc import gpu
         from flexc.refit import refitted
 
-        return gpu.run(refitted(call), key)
+        return gpu.run(refitted(call), key, backend)
     from flexc.differentiate import attend
 
     return attend(call)

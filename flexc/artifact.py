@@ -63,6 +63,11 @@ class Artifact:
     flexc_version: str
     triton_version: str
 
+    @property
+    def shares_tiles(self) -> bool:
+        """Any number of programs may be launched: each takes tiles until none are left."""
+        return any(a.source is Source.COUNTER for a in self.arguments)
+
 
 def write(artifact: Artifact, folder: Path) -> None:
     """Write `artifact` as files under `folder`, which appears whole or not at all."""

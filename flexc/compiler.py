@@ -92,14 +92,16 @@ def compile_entry(path: Path, entry: Entry) -> MachineCode:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     if triton.knobs.runtime.interpret:
         raise BackendUnavailable(
             "TRITON_INTERPRET is set, so Triton interprets and compiles nothing",
             hint="unset it to compile; flexc.attention(..., backend='triton') runs interpreted",
         )
-    source = ASTSource(
-        getattr(import_file(path), entry.name),
+    function = getattr(import_file(path), entry.name)
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(
+        function,
         signature={a.name: a.type for a in entry.arguments},
         constexprs={},
         attrs={(i,): [["tt.divisibility", 16]] for i, a in enumerate(entry.arguments) if a.divisible},

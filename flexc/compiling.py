@@ -9,6 +9,7 @@ import torch
 
 from flexc.callspec import STORAGE, unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
+from flexc.choice import design_named
 from flexc.codegen.blocks import choose_blocks
 from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
 from flexc.ir.spec import AttentionSpec
@@ -29,6 +30,7 @@ def compile(
     backward: bool = False,
     return_lse: bool = False,
     sinks: bool = False,
+    backend: str = "auto",
     options: Mapping[str, object] | None = None,
 ) -> Kernel:
     """Compile the attention kernel of these mods. No GPU is needed.
@@ -43,6 +45,7 @@ def compile(
         backward: must be False in this version.
         return_lse: whether the kernel writes the log-sum-exp.
         sinks: whether it takes sinks.
+        backend: "auto", or the kernels of "triton" or "hopper".
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
             blocks ("map": from a block map, though the mask has a closed form).
 
@@ -82,5 +85,6 @@ def compile(
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
-    kernel = kernel_for(spec, target, checked, mods.sources)
+    design, spec = design_named(backend, spec, target)
+    kernel = kernel_for(spec, target, checked, mods.sources, design)
     return Kernel(kernel.artifact, values)

@@ -97,7 +97,7 @@ def _backends() -> list[Finding]:
         Finding("backends", "cpu", State.YES, "block-sparse, forward"),
         Finding("backends", "reference", State.YES, "dense, for tests"),
         _triton_backend(),
-        Finding("backends", "hopper", State.NO, later),
+        _hopper_backend(),
         Finding("backends", "blackwell", State.NO, later),
     ]
 
@@ -117,6 +117,12 @@ def _triton_backend() -> Finding:
         major, minor = torch.cuda.get_device_capability()
         return no(f"the GPU is sm{major}{minor}", "the oldest supported generation is sm80")
     return Finding("backends", "triton", State.YES, "forward")
+
+
+def _hopper_backend() -> Finding:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        return Finding("backends", "hopper", State.YES, "forward, 16-bit inputs")
+    return Finding("backends", "hopper", State.NO, "no GPU is sm90", "kernels compile without one")
 
 
 def _wrong_triton() -> tuple[str, str] | None:

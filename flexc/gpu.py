@@ -11,6 +11,7 @@ import torch
 from flexc.call import AttentionCall
 from flexc.callspec import STORAGE, spec_of
 from flexc.check import check_block_map, check_closed_form, check_tensors
+from flexc.choice import design_for
 from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, UnsupportedDtype
 from flexc.ir.spec import Blocks
 from flexc.launch import Launch
@@ -24,18 +25,21 @@ if TYPE_CHECKING:
 Value = torch.Tensor | int | float | bool
 
 
-def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(
+    call: AttentionCall, key: Key | None = None, backend: str = "triton"
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute a call on its GPU, or with the Triton interpreter when `TRITON_INTERPRET=1` is set.
 
-    With a `key` the launch is kept for calls that repeat it.
+    With a `key` the launch is kept for calls that repeat it. `backend`: "triton", "hopper", or "auto".
     """
     from flexc.build import kernel_for
     from flexc.device_map_cache import effective_device_map
 
     if call.q.device.type != "cuda":
-        return _interpreted(call)
-    spec = spec_of(call)
-    kernel = kernel_for(spec, _target(call.q.device.index), call.options, call.mods.sources)
+        return _interpreted(call, backend)
+    spec, target = spec_of(call), _target(call.q.device.index)
+    design, spec = design_for(call, spec, target, backend)
+    kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
     block_map = None
     if spec.blocks is Blocks.MAP:
         block_map = effective_device_map(call, kernel.artifact.block_q, kernel.artifact.block_kv)
@@ -56,10 +60,11 @@ def run(call: AttentionCall, key: Key | None = None) -> tuple[torch.Tensor, torc
     return launch.run()
 
 
-def _interpreted(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if os.environ.get("TRITON_INTERPRET") != "1" or call.q.device.type != "cpu":
+def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    interprets = os.environ.get("TRITON_INTERPRET") == "1" and call.q.device.type == "cpu"
+    if not interprets or backend == "hopper":
         raise BackendUnavailable(
-            f'backend="triton" needs CUDA tensors; q is on {call.q.device}',
+            f'backend="{backend}" needs CUDA tensors; q is on {call.q.device}',
             hint='use backend="cpu", or set TRITON_INTERPRET=1 before Triton is imported',
         )
     from flexc.interpret import run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +40,8 @@ class Launch:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if kernel.returns_lse else None
         self.kernel = kernel
         self.device = device
-        self.programs = -(-q_len // kernel.artifact.block_q) * heads * batch
+        tiles = -(-q_len // kernel.artifact.block_q) * heads * batch
+        self.programs = min(tiles, _processors(device.index)) if kernel.artifact.shares_tiles else tiles
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(
             q, k, v, out, lse, None if sinks is None else sinks.float().contiguous(), *self.uploads
@@ -60,6 +62,11 @@ class Launch:
             with torch.cuda.device(self.device):
                 self.kernel.launcher.launch(self.programs, self.device.index, self.arguments)
         return self.tensors.out, self.tensors.lse
+
+
+@lru_cache(maxsize=16)
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on_device(block_map: BlockMap | DeviceMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,9 +11,15 @@ import torch
 
 from flexc import driver
 from flexc.artifact import Artifact
+from flexc.codegen.arguments import Argument
+from flexc.counters import address_of_pair
+from flexc.tensor_maps import RANK, SIZE, TensorMaps, is_descriptor
 
 _FORMAT = {"i32": "i", "i64": "q", "fp32": "f"}
-_SIZE = {"i": 4, "q": 8, "f": 4, "P": 8}
+_MAP = f"{SIZE}s"
+_MAP_ALIGNMENT = 64
+# Parameters that a kernel has and does not read: they take room, and no value.
+_UNUSED = {"i": "4x", "q": "8x", "P": "8x"}
 
 
 class Launcher:
@@ -21,34 +27,39 @@ class Launcher:
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
-        formats = ["P" if a.type.startswith("*") else _FORMAT[a.type] for a in artifact.arguments]
-        self._extra = artifact.parameters - len(
-            formats
-        )  # pointers of Triton's own, which this kernel does not use
-        formats += ["P"] * self._extra
-        self._struct = struct.Struct("@" + "".join(formats))
-        self._block = ctypes.create_string_buffer(self._struct.size)
-        base, offset = ctypes.addressof(self._block), 0
-        addresses = []
+        self._maps = TensorMaps(artifact.arguments) if artifact.shares_tiles else None
+        formats = [item for a in artifact.arguments for item in _formats(a)]
+        # Pointers of Triton's own, which this kernel does not use.
+        formats += [_UNUSED["P"]] * (artifact.parameters - len(formats))
+        layout, offsets, end = [], [], 0
         for item in formats:
-            offset = -(-offset // _SIZE[item]) * _SIZE[item]
-            addresses.append(base + offset)
-            offset += _SIZE[item]
-        self._pointers = (ctypes.c_void_p * len(formats))(*addresses)
-        self._nothing = (0,) * self._extra
+            start = -(-end // _alignment(item)) * _alignment(item)
+            layout.append(f"{start - end}x{item}")
+            offsets.append(start)
+            end = start + struct.calcsize(f"={item}")
+        self._struct = struct.Struct("=" + "".join(layout))
+        self._block = ctypes.create_string_buffer(end + _MAP_ALIGNMENT)
+        self._start = -ctypes.addressof(self._block) % _MAP_ALIGNMENT
+        base = ctypes.addressof(self._block) + self._start
+        self._pointers = (ctypes.c_void_p * len(formats))(*(base + offset for offset in offsets))
         self._functions: dict[int, ctypes.c_void_p] = {}
         self._lock = Lock()
         self._threads = 32 * artifact.num_warps
 
     def launch(self, programs: int, device: int, values: Sequence[object]) -> None:
-        """Run `programs` programs on the current stream of `device`, which is the current device."""
+        """Run `programs` programs on the current stream of `device`, which is the current device.
+
+        `values` are those of `flexc.pack`; counters and TMA descriptors are added here.
+        """
         function = self._functions.get(device)
         if function is None:
             function = self._load(device)
         stream = torch._C._cuda_getCurrentRawStream(device)
+        if self._maps is not None:
+            values = (*values, address_of_pair(device, stream), *self._maps.values(values))
         cuda = driver.library()
         with self._lock:
-            self._struct.pack_into(self._block, 0, *values, *self._nothing)
+            self._struct.pack_into(self._block, self._start, *values)
             arguments = (
                 function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
                 ctypes.c_void_p(stream), self._pointers, None,
@@ -65,3 +76,14 @@ class Launcher:
         function = driver.load_function(self._artifact.cubin, self._artifact.entry, self._artifact.shared)
         self._functions[device] = function
         return function
+
+
+def _formats(argument: Argument) -> list[str]:
+    """How the parameters of an argument are packed. A descriptor is followed by its lengths and strides."""
+    if is_descriptor(argument):
+        return [_MAP, *[_UNUSED["i"]] * RANK, *[_UNUSED["q"]] * RANK]
+    return ["Q" if argument.type.startswith("*") else _FORMAT[argument.type]]
+
+
+def _alignment(item: str) -> int:
+    return _MAP_ALIGNMENT if item == _MAP else struct.calcsize(f"={item}")

@@ -41,7 +41,9 @@ def pack(
     *,
     address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,
 ) -> list[int | float | torch.Tensor]:
-    """One value an argument. `address` says how a tensor is passed: as a pointer, or as itself.
+    """One value an argument; counters and TMA descriptors are left to the launcher.
+
+    `address` says how a tensor is passed: as a pointer, or as itself.
 
     All tensors lie on the device of q, and outlive the launch: only their addresses are kept.
     """
@@ -68,6 +70,8 @@ def pack(
         ]
     packed += strides
     packed += shape
+    if any(a.source is Source.BATCH for a in arguments):
+        packed.append(q.shape[0])
     return packed
 
 

@@ -133,6 +133,7 @@ def replay(
     sinks: torch.Tensor | None,
     return_lse: bool,
     options: Mapping[str, object] | None,
+    backend: str,
 ) -> tuple[Result | None, Key | None]:
     """The result of a call that was prepared before, or None and the key to prepare it under.
 
@@ -158,7 +159,7 @@ def replay(
         None if sinks is None else (sinks.shape, sinks.stride(), sinks.get_device()),
         torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
         tuple(sorted(options.items())) if options else None,
-        torch.cuda.current_device(),
+        torch.cuda.current_device(), backend,
     )  # fmt: skip
     found = _prepared.get(key)
     if found is None:

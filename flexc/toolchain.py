@@ -50,3 +50,22 @@ def resources_of(cubin: bytes, *, shared: int, warps: int) -> Resources:
         raise InternalError(f"cuobjdump said nothing of resources: {text.strip()}")
     registers, stack, static, local = map(int, found.groups())
     return Resources(registers, stack + local, shared + static, warps)
+
+
+def spills_in_matrix_loops(sass: str) -> int:
+    """How many instructions of innermost loops with wgmma read or write spilled registers.
+
+    A loop is what a conditional jump back encloses: a wait that was moved out of line jumps back in any case.
+    """
+    lines = sass.splitlines()
+    labels = {line.strip()[:-1]: at for at, line in enumerate(lines) if re.match(r"\s*\.L_\w+:\s*$", line)}
+    loops = []
+    for end, line in enumerate(lines):
+        jump = re.search(r"@!?U?P\d+ BRA[^;]*`\((\.L_\w+)\)", line)
+        start = labels.get(jump[1], end) if jump else end
+        if start < end and any("HGMMA" in inner for inner in lines[start:end]):
+            loops.append((start, end))
+    innermost = [
+        (a, b) for a, b in loops if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)
+    ]
+    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for a, b in innermost for line in lines[a:b])

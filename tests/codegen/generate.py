@@ -10,6 +10,8 @@ from typing import Any
 
 from flexc.callspec import unit_strides
 from flexc.codegen.blocks import choose_blocks
+from flexc.codegen.design import Design
+from flexc.codegen.hopper_plan import suited
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
@@ -62,11 +64,15 @@ def generate(
     score: Mod | None = None,
     target: str = "sm90",
     options: dict[str, object] | None = None,
+    design: Design = Design.PORTABLE,
     **facts: Any,
 ) -> GeneratedKernel:
     """The generated kernel of mods for a target."""
     sources = resolve(score, mask)[0].sources
-    return lower(spec_for(mask, score, **facts), TARGETS[target], options=options, sources=sources)
+    spec = spec_for(mask, score, **facts)
+    if design is Design.HOPPER:
+        spec = suited(spec)
+    return lower(spec, TARGETS[target], options=options, sources=sources, design=design)
 
 
 def independent_of_the_machine(source: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flexc import masks, scores
+from flexc.codegen.design import Design
 from flexc.ir.types import Storage
 from tests.codegen.generate import generate, independent_of_the_machine
 from tests.conftest import Golden
@@ -28,6 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "natten2d": {"mask": masks.natten2d(32, 48, 7)},
     "prefix_lm": {"mask": masks.prefix_lm(torch.ones(2, dtype=torch.int32))},
     "padded_sinks_lse": {"mask": masks.causal, "head_dim": 80, "has_sinks": True, "return_lse": True},
+    "hopper_plain": {"design": Design.HOPPER, "head_dim": 64},
+    "hopper_alibi_causal": {"design": Design.HOPPER, "mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "hopper_wide_sinks_lse": {
+        "design": Design.HOPPER,
+        "head_dim": 256,
+        "has_sinks": True,
+        "return_lse": True,
+    },
     "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }
 

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from flexc import masks, scores
+from flexc.codegen.design import Design
 from flexc.codegen.module import GeneratedKernel
 from flexc.compiler import import_file
 from flexc.ir.types import Storage
@@ -20,14 +22,18 @@ from tests.mods import corpus
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """A file of every mod of the corpus, for one of three generations, and some with other features."""
+    """Two files of every mod of the corpus, one made for Hopper, and some with other features."""
     targets = ("sm80", "sm90", "sm100")
+    dims = (64, 128, 96, 256)
     for n, (name, entry) in enumerate(corpus().items()):
         case = entry.make()
         yield _write(
             folder / f"{name}.py",
             generate(case.mask, case.score, targets[n % 3], head_dim=64, return_lse=n % 2 == 0),
         )
+        facts: dict[str, Any] = {"head_dim": dims[n % 4], "return_lse": n % 2 == 0, "has_sinks": n % 3 == 0}
+        hopper = generate(case.mask, case.score, design=Design.HOPPER, **facts)
+        yield _write(folder / f"{name}_hopper.py", hopper)
     bias = scores.relative_bias(torch.randn(4, 33))
     yield _write(folder / "plain.py", generate(has_sinks=True, return_lse=True, head_dim=80))
     yield _write(folder / "single.py", generate(masks.causal, bias, storage=Storage.FP32, head_dim_v=72))

@@ -220,8 +220,7 @@ def test_what_this_version_does_not_have() -> None:
     refused(UnsupportedFeature, "dropout_p is 0.1", "dropout_p=0.0", Q, K, K, **arguments)
     for name in ("q_scale", "k_scale", "v_scale"):
         refused(UnsupportedFeature, "belong to fp8 inputs", "bf16, fp16 or fp32", Q, K, K, **{name: t(1)})
-    for backend in ("hopper", "blackwell"):
-        refused(UnsupportedFeature, f'backend="{backend}"', "", Q, K, K, backend=backend)
+    refused(UnsupportedFeature, 'backend="blackwell"', "", Q, K, K, backend="blackwell")
 
 
 def test_dropout_is_a_probability() -> None:
@@ -231,10 +230,18 @@ def test_dropout_is_a_probability() -> None:
 
 def test_backends() -> None:
     refused(
-        UnknownOption, "there is no backend 'cuda'", "auto, triton, cpu, reference", Q, K, K, backend="cuda"
+        UnknownOption,
+        "there is no backend 'cuda'",
+        "auto, triton, hopper, cpu, reference",
+        Q,
+        K,
+        K,
+        backend="cuda",
     )
     message = 'backend="triton" needs CUDA tensors; q is on cpu'
     error = refused(BackendUnavailable, message, 'backend="cpu"', Q, K, K, backend="triton")
+    message = 'backend="hopper" needs CUDA tensors; q is on cpu'
+    refused(BackendUnavailable, message, 'backend="cpu"', Q, K, K, backend="hopper")
     assert isinstance(error, RuntimeError)
 
 

@@ -1,0 +1,186 @@
+"""The plan of a Hopper kernel: tiles, consumers, stages and register budgets, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flexc.codegen.blocks import ranges_of
+from flexc.codegen.bounds import range_roots
+from flexc.codegen.monotone import trend
+from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
+from flexc.codegen.target import Target
+from flexc.codegen.tiles import Tiles, element_loads
+from flexc.errors import NoFeasiblePlan
+from flexc.ir.spec import AttentionSpec, Blocks
+from flexc.ir.types import Storage
+
+ROWS = 64
+"""Query rows of one consumer warpgroup: what one wgmma takes."""
+_L2 = 32 * 2**20
+"""Bytes of keys and values of the heads that run together; they share an L2 cache of 50 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPlan(KernelPlan):
+    """A plan for one producer warp and several consumer warpgroups. `tiles.num_warps` is one group's."""
+
+    consumers: int
+    registers: tuple[int, int]
+    """A thread's registers in a consumer and in the producer."""
+    out_through_q: bool
+    """The output leaves through the buffer of the query rows; it has none of its own."""
+    shared: int
+
+    @property
+    def l2_keys(self) -> int:
+        """So many keys and values fit the share of the L2 cache."""
+        return _L2 // (2 * (self.padded_dim + self.padded_dim_v))
+
+
+_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+"""By consumers; with the producer's they add up to what the block has: 65,536."""
+
+
+def unfit(spec: AttentionSpec, target: Target) -> str | None:
+    """Why the Hopper kernel can't serve `spec` on `target`; None if it can."""
+    if target.name != "sm90":
+        return f"it is made for sm90, this is {target.name}"
+    if spec.q_storage not in (Storage.BF16, Storage.FP16):
+        return f"q is {spec.q_storage.value}, and wgmma takes 16-bit operands"
+    if spec.k_storage is not spec.q_storage or spec.v_storage is not spec.q_storage:
+        return "q, k and v differ in element type"
+    if max(spec.head_dim, spec.head_dim_v) > 256:
+        return "a head dimension is above 256"
+    if not spec.aligned:
+        return "TMA needs addresses and strides that are multiples of 16 bytes"
+    return None
+
+
+def suited(spec: AttentionSpec) -> AttentionSpec:
+    """`spec`, its tiles taken from a block map where the Hopper kernel can't compute them itself.
+
+    It can for one range whose bounds only rise or only fall with the row: the warp that loads has no rows.
+    """
+    ranges = ranges_of(spec)
+    if ranges is None or (len(ranges.ranges) == 1 and all(trend(e).is_monotone for e in range_roots(ranges))):
+        return spec
+    return replace(spec, blocks=Blocks.MAP)
+
+
+def make_hopper_plan(
+    spec: AttentionSpec,
+    target: Target,
+    options: Mapping[str, object] | None = None,
+    *,
+    skip: Mapping[Tiles, str] = NOTHING,
+) -> HopperPlan:
+    """The plan for `spec`. `options` override tiles and stages; `skip` are tiles that spilled, and how.
+
+    Raises:
+        UnknownOption: an option that no plan has, or a value that it can't take.
+        NoFeasiblePlan: the spec or the sizes asked for do not fit.
+    """
+    options = options or {}
+    check_options(options)
+    why = unfit(spec, target)
+    if why is not None:
+        raise NoFeasiblePlan(
+            f"the Hopper kernel can't serve {spec.describe()}: {why}", hint='backend="triton"'
+        )
+    tried: dict[Tiles, str] = {}
+    for tiles in _candidates(spec, options):
+        problem = skip.get(tiles) or _misfit(spec, target, tiles)
+        if problem is None:
+            return _plan(spec, target, tiles, options, skip)
+        tried[tiles] = problem
+    listed = [f"{t.block_q}x{t.block_kv}, {t.num_stages} stages: {why}" for t, why in tried.items()]
+    raise NoFeasiblePlan(
+        f"no Hopper tiles fit {spec.describe()}:\n  " + "\n  ".join(listed),
+        hint='leave out the options, or pass backend="triton"',
+    )
+
+
+def padded(dim: int) -> int:
+    """A head dimension as TMA and wgmma handle it: rows of one or more 128-byte swizzles, a power of two."""
+    return max(64, 1 << (dim - 1).bit_length())
+
+
+def _candidates(spec: AttentionSpec, options: Mapping[str, object]) -> list[Tiles]:
+    widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
+    wide = 64 if widest == 256 or element_loads(spec) else 128
+    # Three consumers have few registers each, enough for narrow heads. The blocks of maps are powers of two.
+    most = 192 if widest == 64 and not element_loads(spec) and spec.blocks is not Blocks.MAP else 128
+    found = [
+        Tiles(block_q, block_kv, 4, stages)
+        for block_q in (most, 128, 64)
+        for block_kv in (128, 64)
+        for stages in (4, 3, 2)
+        if block_kv <= wide
+    ]
+    asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
+    return list(dict.fromkeys(replace(tiles, **asked) for tiles in found))  # type: ignore[arg-type]
+
+
+def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
+    if tiles.block_q % ROWS or tiles.block_q // ROWS not in _REGISTERS:
+        return f"query rows come in one to three groups of {ROWS}"
+    if not 64 <= tiles.block_kv <= 128:
+        return "keys come in tiles of 64 or 128"
+    divides = spec.max_block_q % tiles.block_q == spec.max_block_kv % tiles.block_kv == 0
+    if spec.blocks is Blocks.MAP and not divides:
+        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
+    if tiles.num_stages < 2:
+        return "loads need two stages to run ahead"
+    needed = shared_memory(spec, tiles)[0]
+    if needed > target.shared_memory:
+        return f"{needed} bytes of shared memory, {target.shared_memory} there"
+    return None
+
+
+def shared_memory(spec: AttentionSpec, tiles: Tiles) -> tuple[int, bool]:
+    """Bytes of shared memory, and whether the output has to share the buffer of the query rows."""
+    dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
+    rings = tiles.num_stages * tiles.block_kv * (dim + dim_v) * 2
+    q, out = tiles.block_q * dim * 2, tiles.block_q * dim_v * 2
+    scratch = 4096  # barriers, reductions between warps, and what the warps of other roles are told
+    through_q = dim == dim_v == 256
+    return q + rings + scratch + (0 if through_q else out), through_q
+
+
+def _plan(
+    spec: AttentionSpec,
+    target: Target,
+    tiles: Tiles,
+    options: Mapping[str, object],
+    skip: Mapping[Tiles, str],
+) -> HopperPlan:
+    consumers = tiles.block_q // ROWS
+    needed, through_q = shared_memory(spec, tiles)
+    tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
+    rescue = spec.mask is not None
+    before = "; ".join(f"{t.block_q}x{t.block_kv} had {why}" for t, why in skip.items())
+    return HopperPlan(
+        target=target,
+        tiles=tiles,
+        padded_dim=padded(spec.head_dim),
+        padded_dim_v=padded(spec.head_dim_v),
+        precision="ieee",
+        fast_tanh=tanh,
+        blocks=spec.blocks.value,
+        rescue_nan=rescue,
+        consumers=consumers,
+        registers=_REGISTERS[consumers],
+        out_through_q=through_q,
+        shared=needed,
+        reasons=(
+            ("consumers", f"warpgroups of {ROWS} query rows each; one more warp loads for them"),
+            ("registers", "a thread's in a consumer and in the producer"),
+            (
+                "block_kv",
+                "one element load a pair takes registers" if element_loads(spec) else before or "preferred",
+            ),
+            ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
+            ("fast_tanh", why_tanh),
+        ),
+    )

@@ -1,0 +1,83 @@
+"""Hopper kernels of mods of every kind: the machine code holds what their design promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import masks, scores
+from flexc.codegen.target import TARGETS
+from flexc.kernel import Kernel
+from flexc.toolchain import spills_in_matrix_loops
+from tests.mods import corpus
+
+CORPUS = (
+    "natten2d",
+    "prefix_lm_by_batch",
+    "document_by_batch",
+    "tree",
+    "relative_bias",
+    "gym_activation_gelu",
+)
+Mod = Callable[..., Any]
+
+
+def _mods() -> dict[str, tuple[Mod | None, Mod | None]]:
+    found = {name: corpus()[name].make() for name in CORPUS}
+    mods: dict[str, tuple[Mod | None, Mod | None]] = {n: (case.mask, case.score) for n, case in found.items()}
+    slopes = torch.ones(4)
+    return {
+        "plain": (None, None),
+        "causal": (masks.causal, None),
+        "window": (masks.sliding_window(64), None),
+        "softcap_causal": (masks.causal, scores.softcap(20.0)),
+        "alibi_causal": (masks.causal, scores.alibi(slopes)),
+        **mods,
+    }
+
+
+MODS = _mods()
+
+
+def _compile(name: str, head_dim: int, **arguments: Any) -> Kernel:
+    mask, score = MODS[name]
+    return flexc.compile(
+        mask_mod=mask, score_mod=score, head_dim=head_dim, return_lse=True, backend="hopper", **arguments
+    )
+
+
+def _check(kernel: Kernel) -> None:
+    (sass,) = kernel.sass.values()
+    (resources,) = kernel.resources.values()
+    # A serialised product waits after every instruction.
+    products, waits = len(re.findall("HGMMA", sass)), len(re.findall(r"WARPGROUP\.DEPBAR", sass))
+    assert products >= 16
+    assert 4 * waits <= products
+    assert "UTMALDG" in sass
+    assert "UTMASTG" in sass
+    assert spills_in_matrix_loops(sass) == 0
+    assert resources.shared_memory <= TARGETS["sm90"].shared_memory
+    consumers = kernel.artifact.block_q // 64
+    assert resources.warps == 4 * consumers + 4
+    registers = {int(n, 16) for n in re.findall(r"USETMAXREG[^;]* (0x[0-9a-f]+)", sass)}
+    assert ({160, 32} if consumers == 3 else {240, 24}) <= registers
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", list(MODS))
+def test_machine_code(name: str, head_dim: int) -> None:
+    _check(_compile(name, head_dim))
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 128), (72, 72), (64, 128)])
+def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
+    _check(_compile("causal", head_dim, head_dim_v=head_dim_v, dtype=torch.float16))
+
+
+def test_sinks() -> None:
+    _check(_compile("causal", 128, sinks=True))

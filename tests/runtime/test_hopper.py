@@ -1,0 +1,200 @@
+"""Which calls the Hopper kernels take, and what a launch of one passes besides the tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import choice, driver, masks
+from flexc.call import PLAIN, AttentionCall
+from flexc.callspec import spec_of
+from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.design import Design
+from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
+from flexc.ir.spec import Blocks
+from flexc.kernel import Kernel
+from flexc.launcher import Launcher
+from flexc.tensor_maps import SIZE, TensorMaps, is_descriptor
+
+
+def _call(**changes: Any) -> AttentionCall:
+    q, k = (torch.zeros(2, heads, 300, 128, dtype=torch.bfloat16) for heads in (4, 2))
+    call = AttentionCall(
+        q=q, k=k, v=k, mods=PLAIN, values=(), block_map=None, scale=0.1, sinks=None, return_lse=False,
+        out=None, allow_tf32=False,
+    )  # fmt: skip
+    return replace(call, **changes)
+
+
+def _why_not(target: str = "sm90", **changes: Any) -> str | None:
+    call = _call(**changes)
+    return choice.why_not_hopper(call, spec_of(call), target)
+
+
+def test_a_fitting_call() -> None:
+    assert _why_not() is None
+    whole = torch.zeros(2, 300, 3, 4, 128, dtype=torch.float16)
+    q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
+    assert _why_not(q=q, k=k, v=v) is None
+    one = torch.zeros(300, 64, dtype=torch.bfloat16).expand(1, 1, 300, 64)
+    assert _why_not(q=one, k=one, v=one) is None
+
+
+def test_why_a_call_does_not_fit() -> None:
+    x = torch.zeros(2, 4, 300, 128, dtype=torch.bfloat16)
+    wide = torch.zeros(2, 4, 30, 264, dtype=torch.bfloat16)
+    empty = x[:, :, :0]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("sm100", {"target": "sm100"}),
+        ("q is fp32", {"q": x.float(), "k": x.float(), "v": x.float()}),
+        ("differ in element type", {"q": x, "k": x.half(), "v": x}),
+        ("above 256", {"q": wide, "k": wide, "v": wide}),
+        ("16 bytes", {"q": x[..., 1:65], "k": x[..., :64], "v": x}),
+        ("empty", {"q": x, "k": empty, "v": empty}),
+        ("expanded", {"q": x, "k": x[:1].expand(2, 4, 300, 128), "v": x}),
+    ]
+    for said, changes in cases:
+        why = _why_not(**changes)
+        assert why is not None, said
+        assert said in why
+
+
+def test_a_named_backend_that_does_not_fit_is_an_error() -> None:
+    call = _call()
+    spec = spec_of(call)
+    assert choice.design_for(call, spec, "sm90", "hopper")[0] is Design.HOPPER
+    assert choice.design_for(call, spec, "sm90", "triton")[0] is Design.PORTABLE
+    assert choice.design_for(call, spec, "sm80", "auto")[0] is Design.PORTABLE
+    with pytest.raises(UnsupportedFeature, match="this is sm80"):
+        choice.design_for(call, spec, "sm80", "hopper")
+    with pytest.raises(NoFeasiblePlan, match="above 256"):
+        flexc.compile(head_dim=300, backend="hopper")
+    with pytest.raises(UnknownOption, match="'cpu'"):
+        flexc.compile(head_dim=64, backend="cpu")
+
+
+def test_bounds_that_one_warp_can_not_compute_come_from_a_map() -> None:
+    def late(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx <= q_idx) & (q_idx % 3 != 1)
+
+    for mask, blocks in ((masks.causal, Blocks.RANGES), (masks.prefix_lm(7) & late, Blocks.MAP)):
+        kernel = flexc.compile(mask_mod=mask, head_dim=64, backend="hopper")
+        sources = {a.source for a in kernel.artifact.arguments}
+        assert (Source.MAP_STRETCHES in sources) == (blocks is Blocks.MAP)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    """A kernel of a head dimension that is padded."""
+    return flexc.compile(mask_mod=masks.causal, head_dim=96, return_lse=True, backend="hopper")
+
+
+def test_parameters_lie_where_the_kernel_reads_them(kernel: Kernel) -> None:
+    launcher = Launcher(kernel.artifact)
+    values: list[Any] = []
+    for n, argument in enumerate(kernel.artifact.arguments):
+        number = 0.5 if argument.type == "fp32" else 1000 + n
+        values.append(bytes([n]) * SIZE if is_descriptor(argument) else number)
+    launcher._struct.pack_into(launcher._block, launcher._start, *values)
+    at = 0
+    for argument, value in zip(kernel.artifact.arguments, values, strict=True):
+        address = launcher._pointers[at]
+        assert isinstance(address, int)
+        if is_descriptor(argument):
+            assert address % 64 == 0
+            assert ctypes.string_at(address, SIZE) == value
+            at += 9  # with its lengths and strides, which are not read
+            continue
+        form = {"i32": "=i", "i64": "=q", "fp32": "=f"}.get(argument.type, "=Q")
+        assert struct.unpack(form, ctypes.string_at(address, struct.calcsize(form))) == (value,)
+        at += 1
+    assert at <= kernel.artifact.parameters == len(launcher._pointers)
+
+
+class _Driver:
+    """A driver that only notes what descriptors it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+
+    def cuTensorMapEncodeTiled(
+        self, room: Any, kind: int, rank: int, address: Any, lengths: Any, strides: Any, box: Any, *rest: Any
+    ) -> int:
+        assert room.value % 64 == 0
+        assert rank == 4
+        self.asked.append((address.value, tuple(lengths), tuple(strides), tuple(box)))
+        ctypes.memset(room.value, len(self.asked), SIZE)
+        return 0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The descriptors that were asked of the driver."""
+    fake = _Driver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    return fake.asked
+
+
+_VALUE = {
+    Source.Q: 0x1000, Source.K: 0x2000, Source.V: 0x3000, Source.OUT: 0x4000, Source.BATCH: 3,
+    Source.Q_HEADS: 8, Source.GROUP: 4, Source.Q_LEN: 300, Source.KV_LEN: 700,
+}  # fmt: skip
+
+
+def _value(argument: Argument) -> int:
+    strides = (Source.Q_STRIDE, Source.K_STRIDE, Source.V_STRIDE, Source.OUT_STRIDE)
+    return (
+        (4096, 512, 96)[argument.dimension] if argument.source in strides else _VALUE.get(argument.source, 0)
+    )
+
+
+def test_descriptors_say_where_a_tensor_lies(kernel: Kernel, asked: list[Any]) -> None:
+    arguments = kernel.artifact.arguments
+    values = [_value(a) for a in arguments if not is_descriptor(a)]
+    maps = TensorMaps(arguments)
+    first = maps.values(values)
+    assert [len(d) for d in first] == [SIZE] * 4
+    assert len(set(first)) == 4
+    keys, rows = kernel.artifact.block_kv, 64
+    bytes_of_strides = (192, 1024, 8192)
+    assert asked == [
+        (0x1000, (96, 300, 8, 3), bytes_of_strides, (64, rows, 1, 1)),
+        (0x2000, (96, 700, 2, 3), bytes_of_strides, (64, keys, 1, 1)),
+        (0x3000, (96, 700, 2, 3), bytes_of_strides, (64, keys, 1, 1)),
+        (0x4000, (96, 300, 8, 3), bytes_of_strides, (64, rows, 1, 1)),
+    ]
+
+
+def test_descriptors_are_made_again_only_where_something_moved(kernel: Kernel, asked: list[Any]) -> None:
+    arguments = [a for a in kernel.artifact.arguments if not is_descriptor(a)]
+    values = [_value(a) for a in arguments]
+    maps = TensorMaps(kernel.artifact.arguments)
+    first = maps.values(values)
+    scale = next(i for i, a in enumerate(arguments) if a.source is Source.SCALE)
+    values[scale] = 2
+    assert maps.values(values) == first
+    assert len(asked) == 4
+    out = next(i for i, a in enumerate(arguments) if a.source is Source.OUT)
+    values[out] = 0x9000
+    assert maps.values(values)[3] != first[3]
+    values[out] = 0x4000
+    assert maps.values(values) == first
+    assert len(asked) == 8
+
+
+def test_a_dimension_of_length_1_may_have_any_stride(kernel: Kernel, asked: list[Any]) -> None:
+    values = [
+        {Source.BATCH: 1, Source.Q_HEADS: 1, Source.GROUP: 1}.get(
+            a.source, 0 if a.dimension < 2 and "STRIDE" in a.source.name else _value(a)
+        )
+        for a in kernel.artifact.arguments
+        if not is_descriptor(a)
+    ]
+    TensorMaps(kernel.artifact.arguments).values(values)
+    assert {strides for _, _, strides, _ in asked} == {(192, 16, 16)}
