@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
+from flexc.backends import ON_GPU, choose
 from flexc.call import AttentionCall
 from flexc.check import (
     check_block_map,
@@ -14,7 +15,6 @@ from flexc.check import (
     check_dropout,
     check_gradients_exist,
     check_is_tensor,
-    check_no_gradients,
     check_options,
     check_out,
     check_reads,
@@ -22,7 +22,8 @@ from flexc.check import (
     check_sinks,
     check_tensors,
 )
-from flexc.errors import UnknownOption, UnsupportedFeature
+from flexc.errors import UnsupportedFeature
+from flexc.execute import in_autocast_dtype, new_seed, readable, run
 from flexc.prepared import Key, replay
 from flexc.resolve import resolve
 
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
 
     from flexc.block_mask import BlockMask
-
-BACKENDS = ("auto", "triton", "hopper", "cpu", "reference")
-_ON_GPU = ("auto", "triton", "hopper")
-_LATER = {"blackwell": "the Blackwell kernels"}
 
 
 class _Arguments(TypedDict, total=False):
@@ -137,46 +134,28 @@ def attention(
     Raises:
         FlexcError: one subclass a mistake, before anything is launched.
     """
-    if torch.compiler.is_compiling():
-        from flexc import uncompiled
-
-        return uncompiled.attention(
-            q,
-            k,
-            v,
-            mask_mod=mask_mod,
-            score_mod=score_mod,
-            block_mask=block_mask,
-            scale=scale,
-            sinks=sinks,
-            dropout_p=dropout_p,
-            return_lse=return_lse,
-            deterministic=deterministic,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            q_scale=q_scale,
-            out=out,
-            backend=backend,
-            options=options,
-        )
-    key: Key | None = None
-    plain = out is None and block_mask is None and dropout_p == 0.0 and q_scale is k_scale is v_scale is None
-    if plain and backend in _ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
-        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options, backend)
-        if repeated is not None:
-            return repeated if return_lse else repeated[0]  # type: ignore[return-value]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_is_tensor(name, x)
-    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
-    check_tensors(q, k, v)
-    dropout_p = check_dropout(dropout_p)
     if k_scale is not None or v_scale is not None or q_scale is not None:
         raise UnsupportedFeature(
             "q_scale, k_scale and v_scale belong to fp8 inputs, which this version does not take",
             hint="pass bf16, fp16 or fp32 tensors",
         )
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled(
+            q, k, v, out, return_lse=return_lse,
+            mask_mod=mask_mod, score_mod=score_mod, block_mask=block_mask, scale=scale, sinks=sinks,
+            dropout_p=dropout_p, deterministic=deterministic, backend=backend, options=options,
+        )  # fmt: skip
+    key: Key | None = None
+    plain = out is None and block_mask is None and dropout_p == 0.0
+    if plain and backend in ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
+        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options, backend)
+        if repeated is not None:
+            return repeated if return_lse else repeated[0]  # type: ignore[return-value]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_is_tensor(name, x)
+    q, k, v = in_autocast_dtype(q, k, v)
+    check_tensors(q, k, v)
+    dropout_p = check_dropout(dropout_p)
     if sinks is not None:
         check_sinks(sinks, q)
     if out is not None:
@@ -190,9 +169,9 @@ def attention(
         check_reads(mods, values, q)
         check_gradients_exist(mods, values)
     call = AttentionCall(
-        q=_readable(q),
-        k=_readable(k),
-        v=_readable(v),
+        q=readable(q),
+        k=readable(k),
+        v=readable(v),
         mods=mods,
         values=values,
         block_map=block_map,
@@ -203,11 +182,14 @@ def attention(
         allow_tf32=torch.backends.cuda.matmul.allow_tf32,
         options=check_options(options),
         dropout_p=dropout_p,
-        dropout_seed=int(torch.randint(2**63 - 1, (), device="cpu")) if dropout_p else 0,
+        dropout_seed=new_seed(q.device) if dropout_p else 0,
         deterministic=deterministic,
     )
-    read_in_place = call.q is q and call.k is k and call.v is v
-    result, lse = _run(call, backend, key if read_in_place else None)
+    result, lse = run(
+        call,
+        choose(backend, q.device, dropout_p),
+        key if call.q is q and call.k is k and call.v is v else None,
+    )
     if not return_lse:
         return result
     if lse is None:
@@ -215,39 +197,14 @@ def attention(
     return result, lse
 
 
-def _readable(x: torch.Tensor) -> torch.Tensor:
-    """`x` itself when its last dimension is contiguous, else a copy."""
-    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+def _compiled(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, **rest: Any
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`attention` while torch.compile traces it."""
+    from flexc import compiled
 
-
-def _run(call: AttentionCall, backend: str, key: Key | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    device = call.q.device.type
-    if backend == "auto":
-        if device not in ("cuda", "cpu"):
-            raise UnsupportedFeature(
-                f"there is no backend for {device} tensors", hint="move them to a GPU or the CPU"
-            )
-        if device == "cpu":
-            backend = "cpu"
-    if backend == "reference":
-        from flexc import reference
-
-        return reference.run(call)
-    if backend in _LATER:
-        raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
-    if backend not in (*_ON_GPU, "cpu"):
-        raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-    if backend in _ON_GPU:
-        if call.dropout_p:
-            raise UnsupportedFeature(
-                f"dropout_p is {call.dropout_p}; the GPU kernels of this version have no dropout",
-                hint="pass dropout_p=0.0",
-            )
-        check_no_gradients((call.q, call.k, call.v, call.sinks, *call.values))
-        from flexc import gpu
-        from flexc.refit import refitted
-
-        return gpu.run(refitted(call), key, backend)
-    from flexc.differentiate import attend
-
-    return attend(call)
+    q, k, v = in_autocast_dtype(q, k, v)
+    result, lse = compiled.attention(q, k, v, **rest)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, lse) if rest["return_lse"] else result

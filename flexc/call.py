@@ -56,8 +56,8 @@ class AttentionCall:
     options: tuple[tuple[str, object], ...] = ()
     dropout_p: float = 0.0
     """Of the probabilities, in the forward and its backward."""
-    dropout_seed: int = 0
-    """64 bits: which pairs are dropped; the same on every backend."""
+    dropout_seed: int | torch.Tensor = 0
+    """64 bits: which pairs are dropped; the same on every backend. A tensor is 0-dim int64, on the device."""
     deterministic: bool = False
     """The backward gives the same bits every time."""
 

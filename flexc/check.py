@@ -232,18 +232,6 @@ def _reads_of_batch_or_head(*roots: Expr | None) -> tuple[tuple[int, int, Input]
     return tuple(sorted(found, key=str))
 
 
-def check_no_gradients(tensors: tuple[object, ...]) -> None:
-    """No input asks for a gradient while autograd records: this version computes the forward only."""
-    if not torch.is_grad_enabled():
-        return
-    for x in tensors:
-        if isinstance(x, torch.Tensor) and x.requires_grad:
-            raise NotDifferentiable(
-                "an input requires a gradient, and this version computes the forward only",
-                hint='call it under torch.no_grad(), or pass backend="reference" (dense) to differentiate',
-            )
-
-
 def check_gradients_exist(mods: Mods, values: tuple[object, ...]) -> None:
     """A captured tensor that asks for a gradient while autograd records can get one.
 

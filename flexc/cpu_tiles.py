@@ -194,4 +194,4 @@ def kept_of(call: AttentionCall, tile: Tile, inputs: Inputs, chunk: Chunk) -> to
     assert isinstance(h, torch.Tensor)
     assert isinstance(q_idx, torch.Tensor)
     stream = b.to(torch.int64) * call.q.shape[1] + h
-    return kept(call.dropout_seed, call.dropout_p, stream, q_idx, chunk.kv_idx)
+    return kept(int(call.dropout_seed), call.dropout_p, stream, q_idx, chunk.kv_idx)

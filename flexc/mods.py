@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, overload
 
+import torch
+
 from flexc.errors import MaskTruthValue, NotAMod
 from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
 from flexc.frontend.signature import ARGUMENTS, check_arity
@@ -17,13 +19,14 @@ from flexc.ir.graph import ModKind
 from flexc.ir.ledger import DEFAULT_BUDGET
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from flexc.block_mask import BlockMask
 
 Function = Callable[..., Any]
+_tracing = threading.RLock()
+"""Held while a function is traced: by one thread at a time."""
 
 
 class Mod(Traceable):
@@ -36,10 +39,11 @@ class Mod(Traceable):
     __name__: str
 
     def __init__(self, function: Function) -> None:
-        check_arity(function, self.kind)
         self.function = function
         self._trace: Trace | None = None
-        self._lock = threading.Lock()
+        if torch.compiler.is_dynamo_compiling():
+            return  # a composition, made where it is used; nobody asks for its name
+        check_arity(function, self.kind)
         functools.update_wrapper(self, function, updated=())
 
     def trace(self) -> Trace:
@@ -56,7 +60,7 @@ class Mod(Traceable):
             if fresh is not None:
                 self._trace = fresh
                 return fresh
-        with self._lock:
+        with _tracing:
             self._trace = made = trace(self.function, self.kind)
             return made
 

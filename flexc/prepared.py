@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flexc.call import AttentionCall
+from flexc.execute import is_watched
 from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
 
@@ -139,7 +140,7 @@ def replay(
 
     No key: the call is of a kind that is not kept.
     """
-    if torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled("cuda") or is_watched():
         return None, None
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)

@@ -7,10 +7,12 @@ held.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Gradients
 from flexc.device_map import on_host
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
@@ -31,6 +33,61 @@ def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     if call.out is not None:
         out = call.out.copy_(out)
     return out, lse if call.return_lse else None
+
+
+def backward(
+    call: AttentionCall,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    wanted: frozenset[str | int],
+) -> Gradients:
+    """The gradients of `run`, by PyTorch's autograd of the dense definition computed again."""
+    named = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
+    leaves: dict[str | int, torch.Tensor] = {}
+    for name in wanted:
+        x = named[name] if isinstance(name, str) else call.values[name]
+        assert isinstance(x, torch.Tensor)
+        leaves[name] = x.detach().requires_grad_()
+    values = tuple(leaves.get(slot, value) for slot, value in enumerate(call.values))
+    again = replace(
+        call,
+        q=leaves.get("q", call.q),
+        k=leaves.get("k", call.k),
+        v=leaves.get("v", call.v),
+        sinks=leaves.get("sinks", call.sinks),
+        values=values,
+        return_lse=True,
+        out=None,
+    )
+    with torch.enable_grad(), _recording():
+        results = run(again)
+    grads = (grad_out, grad_lse)
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r is not None and g is not None]
+    names = list(leaves)
+    found = torch.autograd.grad(
+        [r for r, _ in pairs], [leaves[n] for n in names], [g for _, g in pairs], allow_unused=True
+    )
+    by_name = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+    return Gradients(
+        q=by_name.get("q"),
+        k=by_name.get("k"),
+        v=by_name.get("v"),
+        sinks=by_name.get("sinks"),
+        values=tuple(by_name.get(slot) for slot in range(len(values))),
+    )
+
+
+def _recording() -> AbstractContextManager[None]:
+    """Autograd records, also inside an operator, where PyTorch has already been past it."""
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
+        hidden = hidden.remove(key)
+    guard: AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), hidden
+    )
+    return guard
 
 
 def dense(call: AttentionCall, product: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +143,7 @@ def _kept(call: AttentionCall, inputs: dict[Input, torch.Tensor | int]) -> torch
         torch.as_tensor(inputs[i], device="cpu") for i in (Input.B, Input.H, Input.Q_IDX, Input.KV_IDX)
     )
     stream = b.to(torch.int64) * call.q.shape[1] + h
-    return kept(call.dropout_seed, call.dropout_p, stream, q_idx, kv_idx).to(call.q.device)
+    return kept(int(call.dropout_seed), call.dropout_p, stream, q_idx, kv_idx).to(call.q.device)
 
 
 def _value(

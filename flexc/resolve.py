@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flexc.call import PLAIN, Mods
@@ -60,33 +60,44 @@ def resolve(
 
 
 def _combine(score: ModGraph | None, *masks: ModGraph | None) -> Mods:
-    from flexc.ir.simplify import simplify
-    from flexc.ir.split import split_score
     from flexc.ir.substitute import renumber
 
     graphs = [g for g in (score, *masks) if g is not None]
-    captures = tuple(c for g in graphs for c in g.captures)
-    sources = tuple(g.source for g in graphs)
-    score_root: Expr | None = None
     conditions: list[Expr] = []
-    if score is not None:
-        score_root, condition = split_score(simplify(score.root))
-        if condition is not None:
-            conditions.append(condition)
     offset = 0 if score is None else len(score.captures)
     for graph in masks:
         if graph is not None:
             conditions.append(renumber(graph.root, offset))
             offset += len(graph.captures)
-    mask_root = build.TRUE
-    for condition in conditions:
-        mask_root = build.logic(Op.AND, mask_root, condition)
-    mask_root = simplify(mask_root)
-    score_root = None if score_root is None else simplify(score_root)
+    score_root, mask_root = combine(None if score is None else score.root, conditions)
     return Mods(
-        score=None if score_root is not None and score_root.op is Op.INPUT else score_root,
-        mask=None if mask_root is build.TRUE else mask_root,
-        captures=captures,
-        sources=sources,
+        score=score_root,
+        mask=mask_root,
+        captures=tuple(c for g in graphs for c in g.captures),
+        sources=tuple(g.source for g in graphs),
         graphs=tuple(graphs),
+    )
+
+
+def combine(score: Expr | None, masks: Sequence[Expr]) -> tuple[Expr | None, Expr | None]:
+    """The score and the one mask of all `masks`, simplified; None for one that does nothing.
+
+    `where(c, s, -inf)` inside the score becomes part of the mask. All have their captures in one list.
+    """
+    from flexc.ir.simplify import simplify
+    from flexc.ir.split import split_score
+
+    conditions = list(masks)
+    if score is not None:
+        score, condition = split_score(simplify(score))
+        if condition is not None:
+            conditions.insert(0, condition)
+    mask = build.TRUE
+    for condition in conditions:
+        mask = build.logic(Op.AND, mask, condition)
+    mask = simplify(mask)
+    score = None if score is None else simplify(score)
+    return (
+        None if score is not None and score.op is Op.INPUT else score,
+        None if mask is build.TRUE else mask,
     )

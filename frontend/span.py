@@ -26,14 +26,15 @@ _OURS = tuple(
 
 
 @lru_cache(maxsize=4096)
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
+    """Whether a file is part of flexc or torch, or no file."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_OURS)
 
 
 def user_frame() -> FrameType | None:
     """The innermost frame of code that is neither ours nor torch's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -49,7 +50,7 @@ def span_of_traceback(traceback: TracebackType | None) -> Span | None:
     span = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not _is_ours(code.co_filename):
+        if not is_ours(code.co_filename):
             span = _span(code, traceback.tb_lasti, traceback.tb_lineno)
         traceback = traceback.tb_next
     return span

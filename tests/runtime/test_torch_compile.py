@@ -1,13 +1,18 @@
-"""torch.compile around flexc: calls run between its graphs, whatever the mods are made of."""
+"""flexc under torch.compile: one operator in one graph, whatever the mods are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import flexc
+
+# The compiler's own.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -17,36 +22,226 @@ def _fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def _window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -> torch.Tensor:
-    return 2 * flexc.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < width)
+class Counted:
+    """A function compiled as one graph, and how often it was compiled."""
+
+    def __init__(self, function: Callable[..., Any], backend: str = "aot_eager", **options: Any) -> None:
+        self._counter = CompileCounterWithBackend(backend)
+        self._compiled = torch.compile(function, backend=self._counter, fullgraph=True, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    @property
+    def count(self) -> int:
+        return int(self._counter.frame_count)
 
 
-def _blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: int) -> torch.Tensor:
-    mask = flexc.create_block_mask(
-        lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < width, None, None, q.shape[2], k.shape[2], "cpu"
+def _qkv(q_len: int, kv_len: int | None = None, **options: Any) -> tuple[torch.Tensor, ...]:
+    kv_len = q_len if kv_len is None else kv_len
+    q = torch.randn(2, 4, q_len, 8, **options)
+    return q, torch.randn(2, 2, kv_len, 8, **options), torch.randn(2, 2, kv_len, 6, **options)
+
+
+def _inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor, width: int) -> Any:
+    """Mods made where they are used, over tensors and numbers of the graph."""
+    doubled = 2 * slopes
+
+    def score(score, b, h, q_idx, kv_idx):
+        return score + doubled[h] * (kv_idx - q_idx)
+
+    out, lse = flexc.attention(
+        q,
+        k,
+        v,
+        score_mod=score,
+        mask_mod=lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < width,
+        return_lse=True,
     )
-    out = flexc.flex_attention(q, k, v, block_mask=mask)
-    assert isinstance(out, torch.Tensor)
-    return 2 * out
+    return 2 * out, lse
 
 
-@pytest.mark.parametrize("function", [_window, _blocks])
-def test_mods_made_in_a_compiled_function(function: object) -> None:
-    assert callable(function)
-    compiled = torch.compile(function, backend="eager")
-    for width, length in ((3, 20), (4, 20), (4, 33)):
-        q, k, v = torch.randn(3, 1, 2, length, 8)
-        assert torch.equal(compiled(q, k, v, width), function(q, k, v, width))
+def _outside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+    return flexc.attention(q, k, v, mask_mod=mask & flexc.masks.causal)
+
+
+def _documents(ids: torch.Tensor, sort: int) -> flexc.MaskMod:
+    """A new closure at each call."""
+    return flexc.mask_mod(lambda b, h, q_idx, kv_idx: (ids[q_idx] == ids[kv_idx]) | (ids[q_idx] == sort))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_mods_made_in_a_compiled_function(backend: str) -> None:
+    compiled = Counted(_inside, backend)
+    for width, length in ((3, 20), (4, 21), (5, 33)):
+        args: tuple[Any, ...] = (*_qkv(length), torch.randn(4), width)
+        for actual, expected in zip(compiled(*args), _inside(*args), strict=True):
+            torch.testing.assert_close(actual, expected)
+    assert compiled.count == 2  # for the first numbers, and for any
+
+
+def test_new_closures_do_not_compile_again() -> None:
+    compiled = Counted(_outside)
+    q, k, v = _qkv(24)
+    for step in range(5):
+        mask = _documents(torch.randint(0, 3, (24,), dtype=torch.int32), 1)
+        assert torch.equal(compiled(q, k, v, mask), _outside(q, k, v, mask)), step
+    assert compiled.count == 1
+
+
+def test_lengths_do_not_compile_again() -> None:
+    compiled = Counted(_outside, dynamic=True)
+    compiled(*_qkv(7, 9), _documents(torch.zeros(9, dtype=torch.int32), 1))
+    once = compiled.count  # torch.compile may have started over
+    for q_len in (24, 25, 31, 64, 130):
+        q, k, v = _qkv(q_len, q_len + 3)
+        mask = _documents(torch.randint(0, 3, (q_len + 3,), dtype=torch.int32), 1)
+        assert torch.equal(compiled(q, k, v, mask), _outside(q, k, v, mask))
+    assert compiled.count == once
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["flexc", "pytorch"])
+def test_block_masks(theirs: bool) -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> Any:
+        return flexc.flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+
+    compiled = Counted(function)
+    for q_len in (300, 400, 500):
+        q, k, v = _qkv(q_len)
+        mask: Any = flexc.create_block_mask(flexc.masks.sliding_window(9), None, None, q_len, q_len, "cpu")
+        mask = mask.to_torch() if theirs else mask
+        assert torch.equal(compiled(q, k, v, mask), function(q, k, v, mask))
+    assert compiled.count == 2
+
+
+def test_a_block_mask_hides_what_it_does_not_list() -> None:
+    lists = torch.tensor([[[1, 1]]], dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    mask = flexc.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16)
+    q, k, v = _qkv(32)
+    out = Counted(lambda q, k, v: flexc.attention(q, k, v, block_mask=mask))(q, k, v)
+    first = flexc.attention(q[:, :, :16], k[:, :, :16], v[:, :, :16])
+    torch.testing.assert_close(out[:, :, :16], first)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_gradients(backend: str) -> None:
+    def function(q: Any, k: Any, v: Any, slopes: torch.Tensor, table: torch.Tensor, sinks: Any) -> Any:
+        def score(score, b, h, q_idx, kv_idx):
+            return score * (1 + slopes[h]) + table.exp()[q_idx % 3, kv_idx % 2]
+
+        return flexc.attention(q, k, v, score_mod=score, sinks=sinks, backend="reference", return_lse=True)
+
+    inputs = [*_qkv(7, 9), torch.randn(4), torch.randn(3, 2), torch.randn(4)]
+    inputs = [x.requires_grad_() for x in inputs]
+    results = []
+    for call in (Counted(function, backend), function):
+        out, lse = call(*inputs)
+        (out.pow(2).sum() + lse.sin().sum()).backward()
+        results.append([out, lse, *(x.grad for x in inputs)])
+        for x in inputs:
+            x.grad = None
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_parameters_of_a_module() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.randn(4, 99))
+
+        def score(self, score, b, h, q_idx, kv_idx):
+            return score + self.bias[h, q_idx - kv_idx + 49]
+
+        def forward(self, q, k, v):
+            return flexc.attention(q, k, v, score_mod=self.score, backend="reference")
+
+    layer = Layer()
+    q, k, v = _qkv(24)
+    compiled = Counted(layer)
+    compiled(q, k, v).sum().backward()
+    assert layer.bias.grad is not None
+    actual, layer.bias.grad = layer.bias.grad, None
+    layer(q, k, v).sum().backward()
+    torch.testing.assert_close(actual, layer.bias.grad)
+
+
+def test_captured_views_of_one_tensor() -> None:
+    def function(q: Any, k: Any, v: Any, bounds: torch.Tensor) -> Any:
+        first, last = bounds[:-1], bounds[1:]
+        return flexc.attention(
+            q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: (first[q_idx] <= kv_idx) & (kv_idx < last[q_idx])
+        )
+
+    q, k, v = torch.randn(3, 1, 2, 24, 8)  # views of one tensor as well
+    bounds = torch.arange(25)
+    assert torch.equal(Counted(function)(q, k, v, bounds), function(q, k, v, bounds))
+
+
+def test_nested_reads_and_reductions() -> None:
+    def function(q: Any, k: Any, v: Any, order: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Any:
+        def score(score, b, h, q_idx, kv_idx):
+            return score + (left[b, h, order[q_idx]] * right[b, h // 2, kv_idx, :]).sum(-1)
+
+        return flexc.attention(q, k, v, score_mod=score)
+
+    q, k, v = _qkv(12)
+    args = (q, k, v, torch.randperm(12), torch.randn(2, 4, 12, 3), torch.randn(2, 2, 12, 3))
+    torch.testing.assert_close(Counted(function)(*args), function(*args))
+
+
+def test_autocast() -> None:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return flexc.attention(q, k, v, mask_mod=flexc.masks.causal)
+
+    q, k, v = _qkv(20)
+    out = Counted(function)(q, k, v)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, function(q, k, v))
+
+
+def test_out() -> None:
+    def function(q: Any, k: Any, v: Any, out: torch.Tensor) -> Any:
+        return flexc.attention(q, k, v, out=out)
+
+    q, k, v = _qkv(20)
+    out = torch.empty(2, 4, 20, 6)
+    Counted(function)(q, k, v, out)
+    assert torch.equal(out, flexc.attention(q, k, v))
+
+
+def test_a_mistake_in_a_mod_shows_the_line() -> None:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return flexc.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score.erfinv())
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"erfinv.*\n.*test_torch_compile"):
+        Counted(function)(*_qkv(20))
+
+
+def test_mistakes_in_tensors_are_found_when_compiling() -> None:
+    q, k, _ = _qkv(20)
+    with pytest.raises(Exception, match="k and v need the same"):
+        Counted(lambda q, k, v: flexc.attention(q, k, v))(q, k, torch.randn(2, 2, 21, 6))
+    mask = flexc.create_block_mask(flexc.masks.causal, None, None, 30, 30, "cpu")
+    with pytest.raises(Exception, match="the block mask was made for lengths"):
+        Counted(lambda q, k, v: flexc.attention(q, k, v, block_mask=mask))(q, k, k)
+
+
+def test_without_fullgraph_what_cannot_be_traced_runs_between_the_graphs() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+        return 2 * flexc.attention(
+            q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < int(width.item())
+        )
+
+    q, k, v = _qkv(20)
+    with pytest.raises(flexc.FlexcError, match="item"):
+        function(q, k, v, torch.tensor(3))
+    with pytest.raises(flexc.FlexcError, match="item"):
+        torch.compile(function, backend="eager")(q, k, v, torch.tensor(3))
 
 
 def test_a_compiled_block_mask() -> None:
     compiled = torch.compile(flexc.create_block_mask, backend="eager")
     mask = compiled(flexc.masks.causal, None, None, 300, 300, device="cpu")
     assert mask.shape == (1, 1, 300, 300)
-
-
-def test_one_graph_is_refused_with_the_reason() -> None:
-    compiled = torch.compile(_window, backend="eager", fullgraph=True)
-    q = torch.randn(1, 2, 20, 8)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="flexc is no operator"):
-        compiled(q, q, q, 3)

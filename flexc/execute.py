@@ -1,0 +1,110 @@
+"""How a checked call meets PyTorch: directly on a backend, or through the operator that autograd knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flexc.backends import DIFFERENTIABLE, forward
+from flexc.call import AttentionCall
+from flexc.errors import NotDifferentiable
+
+if TYPE_CHECKING:
+    from flexc.prepared import Key
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
+    """The output and lse of a call on the backend of that name.
+
+    The operator costs some time of the host, so only calls that something watches go through it: autograd, a
+    checkpoint, a transform of torch.func, a fake tensor.
+    """
+    tensors = [x for x in (call.q, call.k, call.v, call.sinks, *call.values) if isinstance(x, torch.Tensor)]
+    plain = not is_watched() and all(type(x) in _PLAIN for x in tensors)
+    differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if differentiates:
+        check_backward(backend)
+        if call.out is not None:
+            raise NotDifferentiable(
+                "an input requires a gradient, and the result is written to out=",
+                hint="leave out= away, or call it under torch.no_grad()",
+            )
+    if plain and (backend == "reference" or not differentiates):
+        return forward(call, backend, key)
+    return _through_operator(call, backend, differentiates)
+
+
+def check_backward(backend: str) -> None:
+    """The backend has a backward. Raises NotDifferentiable."""
+    if backend not in DIFFERENTIABLE:
+        raise NotDifferentiable(
+            f'an input requires a gradient, and backend="{backend}" has no backward in this version',
+            hint='call it under torch.no_grad(), or pass backend="reference" (dense) to differentiate',
+        )
+
+
+def is_watched() -> bool:
+    """Whether a mode or transform of PyTorch wants to see every operator."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -> Result:
+    from flexc import operators
+    from flexc.map_tensors import shape_of, tensors_of
+    from flexc.statement import Statement, split_values, text_of
+
+    block_map = call.block_map
+    statement = Statement(
+        score=call.score,
+        mask=call.mask,
+        captures=call.captures,
+        backend=backend,
+        returns_lse=call.return_lse or differentiates,
+        options=call.options,
+        dropout_p=call.dropout_p,
+        deterministic=call.deterministic,
+        blocks=None if block_map is None else shape_of(block_map),
+    )
+    out, lse = operators.attention(
+        call.q,
+        call.k,
+        call.v,
+        call.sinks,
+        call.dropout_seed if isinstance(call.dropout_seed, torch.Tensor) else None,
+        *split_values(call.captures, call.values),
+        [] if block_map is None else tensors_of(block_map),
+        call.scale,
+        text_of(statement, call.mods),
+    )
+    return out if call.out is None else call.out.copy_(out), lse if call.return_lse else None
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself when its last dimension is contiguous, else a copy."""
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+def in_autocast_dtype(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v in the dtype of autocast, where it is on for their device."""
+    device = q.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def new_seed(device: torch.device) -> torch.Tensor:
+    """A seed of dropout, 0-dim int64 on `device`, from the device's generator. Waits for nothing."""
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)

@@ -1,0 +1,196 @@
+"""The operators `flexc::attention` and `flexc::attention_backward`, which PyTorch sees as one call each.
+
+`torch.ops.flexc.attention.default` is the name for lists of what a checkpoint saves. Captured tensors, sinks
+and the arrays of a block map are arguments, so autograd, fake tensors and functionalisation see them; all
+that is static is one text (`flexc.statement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexc.backends import backward, choose, forward
+from flexc.call import AttentionCall, Gradients
+from flexc.errors import NotDifferentiable
+from flexc.execute import readable
+from flexc.map_tensors import Map, map_of
+from flexc.statement import Statement, Value, join_values, read
+
+Tensors = Sequence[torch.Tensor]
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, Tensor[] captures, SymInt[] integers, "
+    "float[] floats, Tensor[] blocks, float scale, str statement"
+)
+_NAMED = ("q", "k", "v", "sinks")
+_FIRST_CAPTURE = len(_NAMED)
+
+_library: Any = torch.library.Library("flexc", "DEF")  # type: ignore[no-untyped-call]
+_tags = (torch.Tag.pt2_compliant_tag,)
+_library.define(f"attention({_INPUTS}) -> (Tensor out, Tensor lse)", tags=_tags)
+_library.define(
+    f"attention_backward(Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor lse, {_INPUTS}, int[] wanted)"
+    " -> Tensor[]",
+    tags=_tags,
+)
+
+
+def _call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    captures: Tensors,
+    integers: Sequence[int],
+    floats: Sequence[float],
+    blocks: Tensors,
+    scale: float,
+    text: str,
+) -> tuple[AttentionCall, Statement]:
+    statement, mods = read(text)
+    values: tuple[Value, ...] = ()
+    if mods.captures:
+        values = join_values(mods.captures, captures, integers, floats)
+    block_map: Map | None = None
+    if statement.blocks is not None:
+        block_map = map_of(list(blocks), statement.blocks, q, k)
+    call = AttentionCall(
+        q=readable(q),
+        k=readable(k),
+        v=readable(v),
+        mods=mods,
+        values=values,
+        block_map=block_map,
+        scale=scale,
+        sinks=sinks,
+        return_lse=statement.returns_lse,
+        out=None,
+        allow_tf32=torch.backends.cuda.matmul.allow_tf32,
+        options=statement.options,
+        dropout_p=statement.dropout_p,
+        dropout_seed=0 if seed is None else seed,
+        deterministic=statement.deterministic,
+    )
+    return call, statement
+
+
+@torch.no_grad()
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call, statement = _call(*inputs)
+    out, lse = forward(call, choose(statement.backend, call.q.device))
+    return out.contiguous(), _no_lse(call.q) if lse is None else lse.contiguous()
+
+
+def _no_lse(q: torch.Tensor) -> torch.Tensor:
+    return q.new_empty((0,), dtype=lse_dtype(q))
+
+
+def lse_dtype(q: torch.Tensor) -> torch.dtype:
+    """The dtype of an lse: fp32, and fp64 for fp64 queries."""
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def _fake_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    statement, _ = read(rest[-1])
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    return out, q.new_empty(q.shape[:3], dtype=lse_dtype(q)) if statement.returns_lse else _no_lse(q)
+
+
+@torch.no_grad()
+def _attention_backward(
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *inputs: Any,
+) -> list[torch.Tensor]:
+    *inputs_, wanted = inputs
+    call, statement = _call(*inputs_)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    names = [_name_of(call, place) for place in wanted]
+    found = backward(
+        call,
+        choose(statement.backend, call.q.device),
+        out,
+        lse,
+        readable(grad_out),
+        grad_lse,
+        frozenset(names),
+    )
+    return [_gradient(found, name) for name in names]
+
+
+def _name_of(call: AttentionCall, place: int) -> str | int:
+    """What the backends call an argument: the first of `_NAMED`, then the captured tensors, each by slot."""
+    if place < _FIRST_CAPTURE:
+        return _NAMED[place]
+    return [slot for slot, c in enumerate(call.captures) if c.is_tensor][place - _FIRST_CAPTURE]
+
+
+def _gradient(found: Gradients, name: str | int) -> torch.Tensor:
+    grad: torch.Tensor | None = getattr(found, name) if isinstance(name, str) else found.values[name]
+    assert grad is not None
+    return grad.contiguous()
+
+
+def _fake_attention_backward(
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *inputs: Any,
+) -> list[torch.Tensor]:
+    named = [*inputs[:_FIRST_CAPTURE], *inputs[_FIRST_CAPTURE + 1]]
+    return [torch.empty_like(named[p], memory_format=torch.contiguous_format) for p in inputs[-1]]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sinks, seed, *captures, *blocks, *output)
+    ctx.n_captures = len(captures)
+    ctx.static = (integers, floats, scale, text)
+
+
+def _differentiate(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
+    n_captures = ctx.n_captures
+    q, k, v, sinks, seed, *rest, out, lse = ctx.saved_tensors
+    captures, blocks = rest[:n_captures], rest[n_captures:]
+    integers, floats, scale, text = ctx.static
+    needs = ctx.needs_input_grad
+    of_captures = list(needs[5]) if captures else []
+    wanted = [p for p, needed in enumerate([*needs[:4], *of_captures]) if needed]
+    grads: list[torch.Tensor | None] = [None] * (_FIRST_CAPTURE + n_captures)
+    if wanted and not (grad_out is None and grad_lse is None):
+        inputs = (q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text)
+        found = torch.ops.flexc.attention_backward(grad_out, grad_lse, out, lse, *inputs, wanted)
+        for place, grad in zip(wanted, found, strict=True):
+            grads[place] = grad
+    # A list of tensors has a list of gradients; a list of numbers has one None, unless it is empty.
+    nothing: tuple[Any, ...] = (None if integers else [], None if floats else [], [None] * len(blocks))
+    return (*grads[:_FIRST_CAPTURE], None, grads[_FIRST_CAPTURE:], *nothing, None, None)
+
+
+def _no_second_order(ctx: Any, *grads: Any) -> None:
+    raise NotDifferentiable(
+        "a gradient of a gradient of attention was asked for",
+        hint='pass backend="reference" (dense), which PyTorch differentiates any number of times',
+    )
+
+
+_library.impl("attention", _attention, "CompositeExplicitAutograd")
+_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("flexc::attention", _fake_attention, lib=_library)
+torch.library.register_fake("flexc::attention_backward", _fake_attention_backward, lib=_library)
+torch.library.register_autograd("flexc::attention", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("flexc::attention_backward", _no_second_order, lib=_library)
+
+attention = torch.ops.flexc.attention.default
+"""`(q, k, v, sinks, seed, captures, integers, floats, blocks, scale, statement) -> (out, lse)`."""
