@@ -79,7 +79,7 @@ def check_form(block_map: BlockMap) -> None:
 @given(
     mask=booleans(4),
     seed=st.integers(0, 3),
-    blocks=st.sampled_from([(4, 4), (3, 5), (8, 2), (1, 1), (32, 32), (5, 1)]),
+    blocks=st.sampled_from([(4, 4), (3, 5), (8, 2), (1, 1), (32, 32), (5, 1), (48, 40)]),
     lengths=st.sampled_from([(Q_LEN, KV_LEN), (1, KV_LEN), (Q_LEN, 1), (16, 16), (64, 40)]),
     xp=st.sampled_from([np, torch]),
     workspace=st.sampled_from([1, 2**12, 2**26]),

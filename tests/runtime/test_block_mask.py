@@ -174,6 +174,17 @@ def test_a_slice_for_decoding_computes() -> None:
     torch.testing.assert_close(out, flexc.attention(q, k[:, :, :201], v[:, :, :201]))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_pytorch_computes_with_a_block_mask_of_flexc() -> None:
+    q, k, v = torch.randn(2, 3, 200, 16), torch.randn(2, 3, 130, 16), torch.randn(2, 3, 130, 16)
+    ours = create_block_mask(by_head, 2, 3, 200, 130, device="cpu", BLOCK_SIZE=64)
+    expected = flexc.attention(q, k, v, block_mask=ours)
+    masks: list[Any] = [ours, ours.to_torch()]
+    for mask in masks:
+        out = torch_flex.flex_attention(q, k, v, block_mask=mask)
+        torch.testing.assert_close(out, expected)
+
+
 def test_a_sliced_mask_of_pytorch_is_refused() -> None:
     theirs = torch_flex.create_block_mask(causal, 1, 1, 256, 256, device="cpu")[:, :, 0]
     with pytest.raises(SlicedBlockMask):
