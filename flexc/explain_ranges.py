@@ -5,11 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+import torch
+
+from flexc.id_vectors import id_vectors
 from flexc.ir.build import binary, const
 from flexc.ir.closed_form import Obstacle, closed_form, obstacles
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
-from flexc.ir.id_runs import closed_form_with_runs
+from flexc.ir.id_runs import closed_form_with_runs, find_id_equalities
 from flexc.ir.magnitude import WIDTH
 from flexc.ir.ops import Input, Op
 from flexc.ir.printer import to_formula
@@ -41,28 +44,50 @@ def keys_of_a_row(
     """
     names = [capture.name for capture in captures]
     exact = closed_form(mask)
-    if exact is not None and exact.is_exact:
-        lines = _listed(exact, names)
+    if exact is None or not exact.is_exact:
+        why_not = [f"no closed form: {_reason(o, names)}" for o in obstacles(mask)]
+    elif exact.holds(values, q_len, kv_len):
+        return [*_listed(exact, names), "exact: no map is needed"]
+    else:
         failed = [w for w in exact.requires if not _holds(w, values, kv_len)]
-        if exact.holds(values, q_len, kv_len):
-            return [*lines, "exact: no map is needed"]
-        why = " and ".join(_condition(w, names) for w in failed) or f"kv_len <= {exact.longest:,}"
-        return [*lines, f"not here: the formula holds where {why}"]
-    reasons = [f"no closed form: {_reason(o, names)}" for o in obstacles(mask)]
-    rough, of_ids = closed_form_with_runs(mask, len(captures))
-    if rough is None:
-        return reasons
+        where = " and ".join(_condition(w, names) for w in failed) or f"kv_len <= {exact.longest:,}"
+        why_not = [*_listed(exact, names), f"not here: this holds where {where}"]
+    return _in_part(mask, names, values, (q_len, kv_len)) + list(dict.fromkeys(why_not))
+
+
+def _in_part(
+    mask: Expr, names: Sequence[str], values: Sequence[object], lengths: tuple[int, int]
+) -> list[str]:
+    """What is known of the keys of a row where no formula says it all: with ids, where equal ones lie."""
+    slots = {equality.slot for equality in find_id_equalities(mask)}
+    side_by_side = bool(slots) and all(_are_side_by_side(values[slot]) for slot in slots)
+    ranges, of_ids = closed_form_with_runs(mask, len(names), contiguous=side_by_side)
+    if ranges is None or not ranges.holds(values, *lengths):
+        return []
+    names = list(names)
     for ids in of_ids:
         names += [f"{names[ids.ids]}.{end}" for end in ("run_first", "run_end", "hull_first", "hull_end")]
     lines = []
-    for r in rough.ranges:
+    for r in ranges.ranges:
         line = _range(r.first, r.end, names)
         lines.append(line if r.is_exact else f"at most {line}")
         if not r.is_exact and r.full_first is not r.full_end:
             lines.append(f"all of {_range(r.full_first, r.full_end, names)}")
-    if of_ids:
+    if of_ids and side_by_side:
+        lines.append("run: the keys with the id of q_idx; equal ids lie side by side here")
+    elif of_ids:
         lines.append("run: the keys around q_idx with its id; hull: from the first such key to the last")
-    return lines + list(dict.fromkeys(reasons))
+    return lines
+
+
+def _are_side_by_side(ids: object) -> bool:
+    """Whether equal ids, along the last dimension, have no other id between them."""
+    if not isinstance(ids, torch.Tensor):
+        return False
+    vectors = id_vectors(ids)
+    return torch.equal(vectors.run_first, vectors.hull_first) and torch.equal(
+        vectors.run_end, vectors.hull_end
+    )
 
 
 def _listed(ranges: Ranges, names: Sequence[str]) -> list[str]:

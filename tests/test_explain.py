@@ -69,16 +69,22 @@ def test_why_there_is_no_closed_form() -> None:
     ]
     stride = -3
     negative = mask_of(lambda b, h, q_idx, kv_idx: kv_idx // stride == q_idx // stride)
-    assert "not here: the formula holds where 1 <= stride" in negative
+    assert "not here: this holds where 1 <= stride" in negative
     period = 20
     many = mask_of(lambda b, h, q_idx, kv_idx: (kv_idx % period <= q_idx) & (kv_idx >= period))
     assert "kv_len <= 2 * period" in many
 
 
 def test_keys_of_equal_ids() -> None:
-    doc = torch.arange(64) // 10
-    text = mask_of(lambda b, h, q_idx, kv_idx: (doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx))
-    assert text.splitlines()[:2] == [
+    def text(doc: torch.Tensor) -> list[str]:
+        packed = mask_of(lambda b, h, q_idx, kv_idx: (doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx))
+        return packed.splitlines()
+
+    assert text(torch.arange(64) // 10)[:2] == [
+        "doc.run_first[q_idx] <= kv_idx <= q_idx",
+        "run: the keys with the id of q_idx; equal ids lie side by side here",
+    ]
+    assert text(torch.arange(64) // 10 % 3)[:2] == [
         "at most doc.hull_first[q_idx] <= kv_idx <= q_idx",
         "all of doc.run_first[q_idx] <= kv_idx <= q_idx",
     ]
