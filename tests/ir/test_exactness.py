@@ -9,22 +9,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flexc.ir import classify
 from flexc.ir.expr import Expr
 from tests.ir.expressions import BATCH, HEADS, booleans, capture_values
 from tests.ir.test_blockmap import brute_kinds, build, dense_mask, kinds_of
 
-EXAMPLES = 500
-GRIDS = [  # block sizes, and lengths that are no multiples of them
-    ((16, 16), (37, 50)),
-    ((20, 48), (90, 101)),
-    ((128, 32), (131, 70)),
-    ((64, 128), (65, 200)),
+EXAMPLES = 400
+GRIDS = [  # block sizes, lengths that are no multiples of them, and how many tiles may be decided at first
+    ((16, 16), (37, 50), classify._COARSEST),
+    ((20, 48), (90, 101), classify._COARSEST),
+    ((128, 32), (131, 70), classify._COARSEST),
+    ((64, 128), (65, 200), classify._COARSEST),
+    ((8, 5), (100, 90), 1),
 ]
 
 
-@pytest.mark.parametrize(("blocks", "lengths"), GRIDS, ids=str)
-def test_every_tile_is_what_its_pairs_say(blocks: tuple[int, int], lengths: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("blocks", "lengths", "coarsest"), GRIDS, ids=str)
+def test_every_tile_is_what_its_pairs_say(
+    blocks: tuple[int, int], lengths: tuple[int, int], coarsest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full tile is full, an empty one empty, and a partial one neither."""
+    monkeypatch.setattr(classify, "_COARSEST", coarsest)
     kinds_seen: set[int] = set()
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,62 @@
+"""Block masks of any block size, of flexc and of PyTorch, in kernels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torch_flex
+from torch.utils import _pytree as pytree
+
+import flexc
+from flexc import BlockMask, masks
+from tests.oracle import golden
+
+LENGTHS = (1000, 1300)
+
+
+def check(block_mask: Any, **arguments: Any) -> None:
+    q = torch.randn(2, 4, LENGTHS[0], 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2, LENGTHS[1], 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    with torch.no_grad():
+        result: Any = flexc.attention(q, k, v, return_lse=True, block_mask=block_mask, **arguments)
+        golden(q, k, v, block_mask=block_mask, **arguments).check(*result)
+
+
+@pytest.mark.parametrize("size", [16, 20, (33, 17), (48, 96), 100, 128], ids=str)
+def test_sizes(size: int | tuple[int, int]) -> None:
+    mask = masks.sliding_window(300)
+    check(mask.block_mask(None, None, *LENGTHS, device="cuda", BLOCK_SIZE=size))
+    check(torch_flex.create_block_mask(mask, None, None, *LENGTHS, device="cuda", BLOCK_SIZE=size))
+
+
+@pytest.mark.parametrize("size", [(20, 34), (32, 16), (128, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4)], ids=str)
+def test_blocks_that_say_more_than_the_mask(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    rows, columns = -(-LENGTHS[0] // size[0]), -(-LENGTHS[1] // size[1])
+    listed = torch.rand(*shape, rows, columns, device="cuda") < 0.5
+    counts = listed.sum(-1, dtype=torch.int32)
+    indices = torch.argsort(listed.to(torch.uint8), dim=-1, descending=True, stable=True).to(torch.int32)
+    for mask_mod in (None, masks.causal):
+        check(
+            BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=LENGTHS)
+        )
+
+
+def test_a_mask_on_the_device_is_printed_copied_and_scheduled() -> None:
+    mask = masks.sliding_window(300).block_mask(None, None, *LENGTHS, device="cuda")
+    host = masks.sliding_window(300).block_mask(None, None, *LENGTHS, device="cpu")
+    assert str(mask) == str(host)
+    assert mask.schedule().order.tolist() == host.schedule().order.tolist()
+    copies = (
+        copy.deepcopy(mask),
+        pickle.loads(pickle.dumps(mask)),
+        pytree.tree_map_only(torch.Tensor, torch.clone, mask),
+    )
+    for other in copies:
+        assert other.device.type == "cuda"
+        assert torch.equal(other.kv_num_blocks, mask.kv_num_blocks)
+        assert torch.equal(other.kv_indices, mask.kv_indices)
