@@ -54,6 +54,24 @@ class Source(Enum):
     K_DESCRIPTOR = "k_descriptor"
     V_DESCRIPTOR = "v_descriptor"
     OUT_DESCRIPTOR = "out_descriptor"
+    # Of the backward.
+    GRAD_OUT = "grad_out"
+    GRAD_LSE = "grad_lse"
+    DELTA = "delta"
+    SHIFT = "shift"
+    GRAD_Q = "grad_q"
+    GRAD_K = "grad_k"
+    GRAD_V = "grad_v"
+    GRAD_Q_SUM = "grad_q_sum"
+    GRAD_K_PARTS = "grad_k_parts"
+    GRAD_V_PARTS = "grad_v_parts"
+    GRAD_SINKS_PARTS = "grad_sinks_parts"
+    GRAD_CAPTURE = "grad_capture"
+    GRAD_OUT_STRIDE = "grad_out_stride"
+    GRAD_Q_STRIDE = "grad_q_stride"
+    GRAD_K_STRIDE = "grad_k_stride"
+    GRAD_V_STRIDE = "grad_v_stride"
+    HEADS_PER_PROGRAM = "heads_per_program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,16 @@ RESERVED = frozenset({
     "tanh", "power", "online_softmax", "score_mod", "mask_mod", "attention_forward",
     "q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr", "sinks_ptr", "map_offsets_ptr", "map_stretches_ptr",
     "map_stride_b", "map_stride_h", "map_block_q", "map_block_kv",
+    "dout", "dq", "dk", "dv", "dout_ptr", "dq_ptr", "dk_ptr", "dv_ptr", "dlse_ptr", "delta_ptr",
+    "shift_ptr", "dq_sum_ptr", "dk_parts_ptr", "dv_parts_ptr", "dsinks_parts_ptr", "dlse", "delta",
+    "shift", "dout_tile", "dq_tile", "dk_tile", "dv_tile", "dk_part", "dv_part", "row_offsets",
+    "padded_len", "padded_at", "ROWS_PADDED_TO", "strange", "kv_tiles", "kv_heads", "head", "parts",
+    "part", "first_head", "heads_per_program", "in_rows", "in_columns", "q_first", "q_end", "row_at",
+    "part_at", "score_mod_grad", "attention_backward_rows", "attention_backward_kv",
+    "attention_backward_q", "member", "modified", "live", "element", "inside", "turn", "turned", "sums",
+    "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
+    *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip
 
 
@@ -110,7 +137,7 @@ def capture_names(captures: tuple[Capture, ...], reserved: frozenset[str] = RESE
 def _derived(name: str, rank: int) -> set[str]:
     """The names that `capture_arguments` may make of one."""
     sizes = {f"{name}_{fact}_{d}" for fact in ("stride", "size") for d in range(rank)}
-    return {name, f"{name}_ptr", *sizes}
+    return {name, f"{name}_ptr", f"{name}_grad_ptr", *sizes}
 
 
 def scalar_type(storage: Storage) -> str:

@@ -50,21 +50,21 @@ class Element:
         return f"{self.function.name}({', '.join(replaced.get(a, a) for a in self.arguments)})"
 
 
-def as_tile(score: Expr, call: str) -> str:
+def as_tile(score: Expr, call: str, shape: str = "BLOCK_Q, BLOCK_KV") -> str:
     """A score that does not read both row and column, or the score itself, is spread over the tile."""
     if place(score)[score] is Placement.ELEMENT:
         return call
-    return f"{call} + tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)"
+    return f"{call} + tl.zeros([{shape}], tl.float32)"
 
 
-def score_form(spec: AttentionSpec) -> tuple[Expr | None, Expr | None]:
-    """The score as the kernel computes it, and the factor that joins the softmax scale."""
+def score_form(spec: AttentionSpec, *, fold: bool = True) -> tuple[Expr | None, Expr | None]:
+    """The score as the kernel computes it, and the factor that joins the softmax scale, where it may."""
     if spec.score is None:
         # A scale of zero or below can't be applied after masking with -inf: scale first, as for a score_mod.
         return (None, None) if spec.positive_scale else (input_(Input.SCORE), None)
     score = spec.score if spec.long_indices else split_index_casts(spec.score)
     score = simplify(multiply_by_reciprocals(score))
-    return fold_scale(score)
+    return fold_scale(score) if fold else (score, None)
 
 
 def mask_form(spec: AttentionSpec) -> Expr | None:
@@ -73,7 +73,10 @@ def mask_form(spec: AttentionSpec) -> Expr | None:
 
 
 class Hoisting:
-    """Names and statements of what is computed once a head, a row or a column."""
+    """Names and statements of what is computed once a head, a row or a column.
+
+    A program keeps its rows and walks the columns; with `columns_stay` it is the other way round.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class Hoisting:
         roots: list[Expr],
         taken: set[str],
         bounds: Sequence[Expr] = (),
+        *,
+        columns_stay: bool = False,
     ) -> None:
         """Of `bounds`, what depends on the head only is computed once a head too; see `codegen.bounds`."""
         self.spec = spec
@@ -91,8 +96,11 @@ class Hoisting:
         self.exact = decisive(*roots, *bounds)
         self.helpers: set[str] = set()
         self.inputs: set[Input] = set()
+        found = hoists(*roots)
         self.head = self._lines(hoists(*roots, *bounds).head, "head_value")
-        self.row = self._lines(hoists(*roots).row, "row_value")
+        self._of_head = dict(self.bound)
+        self.row = () if columns_stay else self._lines(found.row, "row_value")
+        self.column = self._lines(found.column, "column_value") if columns_stay else ()
 
     def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
         nodes = [node for node in nodes if node not in self.bound]
@@ -110,6 +118,10 @@ class Hoisting:
         """The statements of the kv loop for `root`, less what an earlier root had computed."""
         return () if root is None else self._lines(hoists(root).column, "column_value")
 
+    def row_lines(self, root: Expr | None) -> tuple[str, ...]:
+        """The statements of the loop over rows for `root`, where columns stay."""
+        return () if root is None else self._lines(hoists(root).row, "row_value")
+
     def scale(self, factor: Expr) -> str:
         """The softmax scale times `factor`."""
         if factor in self.bound:
@@ -117,6 +129,33 @@ class Hoisting:
         block = emit(self._scope(self.taken), [factor], [None])
         self.helpers |= block.helpers
         return f"scale * {block.results[0]}"
+
+    def anywhere(self, name: str, roots: Sequence[Expr], doc: str) -> Element:
+        """`roots` as a function of any pairs of a head: nothing but what the head knows is passed to it."""
+        taken = set(self.taken)
+        scope = Scope(self.spec, self.names, self._of_head, taken, self.exact)
+        block = emit(scope, roots, [None] * len(roots))
+        text = "\n".join([*block.statements, *block.results])
+        parameters = [i.value for i in Input if i in block.inputs]
+        parameters += [h for h in dict.fromkeys(self._of_head.values()) if _mentions(text, h)]
+        parameters += sorted(block.arguments - set(parameters))
+        function = Function(
+            name=name,
+            parameters=", ".join(parameters),
+            doc=doc,
+            statements=tuple(block.statements),
+            result=", ".join(block.results),
+        )
+        return Element(function, tuple(parameters), frozenset(block.helpers), frozenset(block.inputs))
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing has yet."""
+        name, n = stem, 1
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        return name
 
     def element(self, name: str, root: Expr, meaning: Expr) -> Element:
         """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""

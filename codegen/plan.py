@@ -54,6 +54,7 @@ class KernelPlan:
 
 NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
+BACKWARD_OPTIONS = {f"backward_{name}": limits for name, limits in _TILE_OPTIONS.items()}
 _ASKED = "asked for"
 _SPLIT = "bf16x6"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
@@ -74,8 +75,8 @@ def make_plan(
     """
     options = options or {}
     check_options(options)
-    wanted = {name: _tile_option(name, options[name]) for name in _TILE_OPTIONS if name in options}
-    precision, why_precision = _precision(spec, options.get("precision"))
+    wanted = {name: tile_option(name, options[name]) for name in _TILE_OPTIONS if name in options}
+    precision, why_precision = choose_precision(spec, options.get("precision"))
     try:
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     except NoFeasiblePlan:
@@ -106,7 +107,7 @@ def make_plan(
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raises UnknownOption for an option that no plan has, or a value that it can't take."""
-    known = [*_TILE_OPTIONS, "precision", "fast_tanh", "blocks"]
+    known = [*_TILE_OPTIONS, *BACKWARD_OPTIONS, "precision", "fast_tanh", "blocks"]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise UnknownOption(
@@ -114,8 +115,8 @@ def check_options(options: Mapping[str, object]) -> None:
             hint=f"a plan has {', '.join(known)}",
         )
     for name, value in options.items():
-        if name in _TILE_OPTIONS:
-            _tile_option(name, value)
+        if name in _TILE_OPTIONS or name in BACKWARD_OPTIONS:
+            tile_option(name, value)
     precision, fast_tanh = options.get("precision"), options.get("fast_tanh")
     if "blocks" in options and options["blocks"] != Blocks.MAP.value:
         raise UnknownOption(
@@ -128,16 +129,18 @@ def check_options(options: Mapping[str, object]) -> None:
         raise UnknownOption(f"option fast_tanh is {fast_tanh!r}", hint="True or False")
 
 
-def _tile_option(name: str, value: object) -> int:
-    low, high = _TILE_OPTIONS[name]
+def tile_option(name: str, value: object) -> int:
+    """The value of an option about tiles. Raises UnknownOption."""
+    low, high = (_TILE_OPTIONS | BACKWARD_OPTIONS)[name]
     whole = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    if not isinstance(value, int) or not whole or (name != "num_stages" and value & (value - 1)):
-        kind = "an integer" if name == "num_stages" else "a power of two"
+    if not isinstance(value, int) or not whole or (not name.endswith("num_stages") and value & (value - 1)):
+        kind = "an integer" if name.endswith("num_stages") else "a power of two"
         raise UnknownOption(f"option {name} is {value!r}", hint=f"{kind} from {low} to {high}")
     return value
 
 
-def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
+def choose_precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
+    """How fp32 operands are multiplied, and why."""
     if wanted is not None:
         return str(wanted), _ASKED
     if spec.q_storage is not Storage.FP32:
@@ -151,6 +154,7 @@ def _precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
 
 
 def choose_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:
+    """Whether tanh is the hardware's, and why."""
     if wanted is not None:
         return bool(wanted), _ASKED
     if spec.score is None or all(node.op is not Op.TANH for node in topological(spec.score)):

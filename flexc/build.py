@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -16,8 +17,9 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import Target, target_named
 from flexc.codegen.tiles import Tiles
 from flexc.errors import NoFeasiblePlan
-from flexc.ir.graph import ModSource
+from flexc.ir.graph import Capture, ModSource
 from flexc.ir.printer import digest, to_text
+from flexc.ir.ranges import Within
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
 
@@ -25,10 +27,13 @@ if TYPE_CHECKING:
     from flexc.compiler import MachineCode
 
 Options = tuple[tuple[str, object], ...]
+Make = Callable[[Mapping[Tiles, str]], GeneratedKernel]
+"""Generates a kernel of other tiles than those that proved bad, which it is given with how."""
 
 _built: dict[tuple[AttentionSpec, str, Options, Design], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
+_FEW = 256
 _TRIES = 8
 """How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
@@ -67,24 +72,38 @@ def _find_or_build(
     sources: tuple[ModSource, ...],
     design: Design = Design.PORTABLE,
 ) -> Kernel:
-    from flexc.codegen.pipeline import plan_key
+    from flexc.codegen.blocks import ranges_of
+    from flexc.codegen.pipeline import lower, plan_key
 
+    ranges = ranges_of(spec)
     same = kernel_digest(spec, plan_key(spec, target, options, design))
-    if same in _loaded:
-        return _loaded[same]
-    from flexc import cache
-    from flexc.compiler import triton_version
-
-    return Kernel(
-        cache.get_or_build(
-            digest(same, _generator(), triton_version()),
-            lambda scratch: _build(spec, target, options, sources, design, same, scratch),
-        )
+    return find_or_build(
+        same,
+        lambda scratch: build_kernel(
+            lambda skip: lower(spec, target, options=options, sources=sources, skip=skip, design=design),
+            target,
+            spec.describe(),
+            spec.captures,
+            same,
+            scratch,
+            requires=() if ranges is None else ranges.requires,
+            spares=Spares.NONE if design is Design.PORTABLE else Spares.OUTSIDE_LOOPS,
+        ),
     )
 
 
+def find_or_build(key: str, build: Callable[[Path], Artifact]) -> Kernel:
+    """The kernel with `key`: loaded, in the cache on disk, or made by `build(scratch folder)`."""
+    if key in _loaded:
+        return _loaded[key]
+    from flexc import cache
+    from flexc.compiler import triton_version
+
+    return Kernel(cache.get_or_build(digest(key, generator(), triton_version()), build))
+
+
 @lru_cache(maxsize=1)
-def _generator() -> str:
+def generator() -> str:
     """Equal for equal generators: a kernel of another version, or of edited templates, is not used again."""
     import flexc.codegen
     import flexc.templates
@@ -117,23 +136,37 @@ def register(kernel: Kernel) -> None:
             del _built[key]
 
 
-def _build(
-    spec: AttentionSpec,
+class Spares(Enum):
+    """Which spilled registers count for nothing when tiles are chosen."""
+
+    NONE = "none"
+    OUTSIDE_LOOPS = "outside loops"
+    """Those around the loops with matrix products: what is needed rarely."""
+    FEW = "few"
+    """Up to 256 bytes a thread, which are such too; and outside loops."""
+
+
+def build_kernel(
+    make: Make,
     target: Target,
-    options: Mapping[str, object],
-    sources: tuple[ModSource, ...],
-    design: Design,
+    description: str,
+    captures: tuple[Capture, ...],
     key: str,
     scratch: Path,
+    *,
+    requires: tuple[Within, ...] = (),
+    spares: Spares = Spares.NONE,
 ) -> Artifact:
-    from flexc.codegen.blocks import ranges_of
+    """Compile what `make` generates, and gather all that a launch needs.
+
+    `requires` is what the kernel takes for granted. Tiles are tried until no spilled registers count.
+    """
     from flexc.compiler import parameter_count
 
-    ranges = ranges_of(spec)
-    resources, generated, code = _best(spec, target, options, sources, design, scratch)
+    resources, generated, code = _best(make, target, scratch, spares)
     return Artifact(
         key=key,
-        description=spec.describe(),
+        description=description,
         target=target.name,
         entry=code.name,
         source=generated.source,
@@ -147,25 +180,19 @@ def _build(
         parameters=parameter_count(code.ptx, code.name),
         resources=resources,
         arguments=generated.arguments,
-        captures=spec.captures,
-        requires=() if ranges is None else ranges.requires,
-        explanation=_explanation(generated, spec),
+        captures=captures,
+        requires=requires,
+        explanation=_explanation(generated, description),
         flexc_version=__version__,
         triton_version=code.triton_version,
     )
 
 
 def _best(
-    spec: AttentionSpec,
-    target: Target,
-    options: Mapping[str, object],
-    sources: tuple[ModSource, ...],
-    design: Design,
-    scratch: Path,
+    make: Make, target: Target, scratch: Path, spares: Spares
 ) -> tuple[Resources, GeneratedKernel, MachineCode]:
     """The first planned kernel that spills nothing where it counts, or the one of a few that spills least."""
     global compilations
-    from flexc.codegen.pipeline import lower
     from flexc.compiler import compile_file
     from flexc.toolchain import resources_of
 
@@ -174,12 +201,14 @@ def _best(
     least = tries = 0
     while best is None or (least and tries < _TRIES):
         try:
-            generated = lower(spec, target, options=options, sources=sources, skip=skip, design=design)
+            generated = make(skip)
         except NoFeasiblePlan:
             if best is None:
                 raise
             break
-        path = scratch / f"kernel_{len(skip)}.py"
+        if generated.plan.tiles in skip and best is not None:
+            break
+        path = scratch / f"{generated.entry}_{len(skip)}.py"
         path.write_text(generated.source)
         compilations += 1
         code = compile_file(path, generated)
@@ -187,23 +216,26 @@ def _best(
         if problem is None:
             tries += 1
             resources = resources_of(code.cubin, shared=code.shared, warps=code.num_warps)
-            spills, problem = _spills(design, resources, code)
+            spills, problem = _spills(spares, resources, code)
             if best is None or spills < least:
                 least, best = spills, (resources, generated, code)
         skip[generated.plan.tiles] = problem
     return best
 
 
-def _spills(design: Design, resources: Resources, code: MachineCode) -> tuple[int, str]:
-    """How much a kernel spills where it counts, and that as text.
-
-    A Hopper kernel may spill around its loops what it needs rarely; the portable one is all loop.
-    """
+def _spills(spares: Spares, resources: Resources, code: MachineCode) -> tuple[int, str]:
+    """How much a kernel spills where it counts, and that as text."""
     from flexc.toolchain import disassemble, spills_in_matrix_loops
 
-    if design is Design.PORTABLE or not resources.spills:
-        return resources.spills, f"{resources.spills} bytes of spilled registers"
-    count = spills_in_matrix_loops(disassemble(code.cubin))
+    text = f"{resources.spills} bytes of spilled registers"
+    if spares is Spares.NONE or not resources.spills:
+        return resources.spills, text
+    if spares is Spares.FEW and resources.spills <= _FEW:
+        return 0, text
+    sass = disassemble(code.cubin)
+    if "HGMMA" not in sass:
+        return resources.spills, text
+    count = spills_in_matrix_loops(sass)
     return count, f"{count} accesses to spilled registers in its loops"
 
 
@@ -215,9 +247,9 @@ def _too_large(code: MachineCode, target: Target) -> str | None:
     return None
 
 
-def _explanation(generated: GeneratedKernel, spec: AttentionSpec) -> str:
+def _explanation(generated: GeneratedKernel, description: str) -> str:
     by_value = [a.name for a in generated.arguments if _is_value(a)]
-    lines = [spec.describe(), generated.plan.explain()]
+    lines = [description, generated.plan.explain()]
     lines += generated.placement
     lines.append("run-time arguments of the mods: " + (", ".join(by_value) or "none"))
     return "\n".join(lines)

@@ -52,9 +52,7 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
     if blocks is Blocks.RANGES:
         given = None  # it holds what the closed form says
     size = q.element_size()
-    aligned = all(_aligned(x, size if x is q else x.element_size()) for x in (q, k, v)) and (
-        call.out is None or _aligned(call.out, size)
-    )
+    aligned = all(is_aligned(x) for x in (q, k, v)) and (call.out is None or is_aligned(call.out))
     aligned = aligned and v.shape[3] * size % 16 == 0
     return AttentionSpec(
         score=call.mods.score,
@@ -78,10 +76,10 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
     )
 
 
-def _aligned(x: torch.Tensor, size: int) -> bool:
+def is_aligned(x: torch.Tensor) -> bool:
     """Whether rows start at multiples of 16 bytes."""
     b, h, s, _ = x.stride()
-    return ((b | h | s) * size | x.data_ptr()) % 16 == 0
+    return ((b | h | s) * x.element_size() | x.data_ptr()) % 16 == 0
 
 
 def unit_strides(values: Sequence[torch.Tensor | int | float | bool]) -> frozenset[int]:

@@ -37,7 +37,7 @@ def run(
 
     if call.q.device.type != "cuda":
         return _interpreted(call, backend)
-    spec, target = spec_of(call), _target(call.q.device.index)
+    spec, target = spec_of(call), target_of(call.q.device.index)
     design, spec = design_for(call, spec, target, backend)
     kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
     block_map = None
@@ -73,7 +73,8 @@ def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch
 
 
 @lru_cache(maxsize=16)
-def _target(index: int) -> str:
+def target_of(index: int) -> str:
+    """The target of the GPU with that index."""
     from flexc.codegen.target import target_for_capability
 
     return target_for_capability(*torch.cuda.get_device_capability(index)).name

@@ -19,12 +19,12 @@ from flexc.map_cache import effective_block_map
 from flexc.pack import Tensors, pack
 
 # The interpreter has no inline assembly, and multiplies fp32 as numpy does; sm80's plan is the portable one.
-_OPTIONS = (("fast_tanh", False), ("precision", "ieee"))
+OPTIONS = (("fast_tanh", False), ("precision", "ieee"))
 
 
 def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute a call on CPU tensors as the kernel would."""
-    generated, entry = _entry(spec, (*_OPTIONS, *call.options))
+    generated, entry = _entry(spec, (*OPTIONS, *call.options))
     q, v = call.q, call.v
     batch, heads, q_len, _ = q.shape
     out = torch.empty((batch, heads, q_len, v.shape[3]), dtype=q.dtype) if call.out is None else call.out
@@ -49,10 +49,15 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
 
 @lru_cache(maxsize=256)
 def _entry(spec: AttentionSpec, options: tuple[tuple[str, object], ...]) -> tuple[GeneratedKernel, Any]:
+    generated = lower(spec, TARGETS["sm80"], options=dict(options))
+    return generated, entry_of(generated)
+
+
+def entry_of(generated: GeneratedKernel) -> Any:
+    """The kernel's function, interpreted."""
     from flexc.compiler import import_file
 
-    generated = lower(spec, TARGETS["sm80"], options=dict(options))
     folder = Path(tempfile.mkdtemp(prefix="flexc-interpret-"))
     path = folder / "kernel.py"
     path.write_text(generated.source)
-    return generated, getattr(import_file(path), generated.entry)
+    return getattr(import_file(path), generated.entry)

@@ -40,6 +40,7 @@ class _Found:
 
 
 _found: LRU[tuple[object, ...], _Found] = LRU(64)
+_transposed: LRU[int, tuple[BlockMap, BlockMap]] = LRU(64)
 _met: LRU[tuple[int, int], tuple[BlockMap, BlockMap, BlockMap]] = LRU(64)
 
 
@@ -108,6 +109,15 @@ def effective_block_map(call: AttentionCall, block_q: int, block_kv: int) -> Blo
         block_kv=block_kv,
     )
     return own if given is None or given is own else _meet(given, own)
+
+
+def transposed(block_map: BlockMap) -> BlockMap:
+    """The map with keys as rows, made once."""
+    found = _transposed.get(id(block_map))
+    if found is None:
+        found = (block_map, block_map.transpose())  # holding the map keeps its id its own
+        _transposed.put(id(block_map), found)
+    return found[1]
 
 
 def _meet(a: BlockMap, b: BlockMap) -> BlockMap:

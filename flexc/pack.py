@@ -57,7 +57,7 @@ def pack(
     if tensors.sinks is not None:
         packed.append(address(tensors.sinks))
     if values:
-        packed += [captured(a, values[a.slot], address) for a in arguments if a.source in _CAPTURED]
+        packed += [captured(a, values[a.slot], address) for a in arguments if a.source in CAPTURED]
     if block_map is not None and tensors.map_offsets is not None and tensors.map_stretches is not None:
         blocks = block_map.q_blocks
         packed += [
@@ -75,7 +75,7 @@ def pack(
     return packed
 
 
-_CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})
+CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})
 
 
 def captured(

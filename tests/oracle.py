@@ -178,7 +178,10 @@ def assert_close_to_golden(
     what: str = "",
     round_off: float = 0.0,
 ) -> None:
-    """Fails when `actual` is more than twice as far from `golden` as `plain` is, plus round-off."""
+    """Fails when `actual` is more than twice as far from `golden` as `plain` is, plus round-off.
+
+    `round_off` is what is known of it beside that of the result itself.
+    """
     assert actual.shape == golden.shape, f"{what}shape {tuple(actual.shape)}, expected {tuple(golden.shape)}"
     wide = actual.detach().double()
     finite = golden.isfinite()

@@ -185,7 +185,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> str:
 
     with monkeypatch.context() as patch:
         patch.setattr(cache, "get_or_build", ask)
-        build._generator.cache_clear()
+        build.generator.cache_clear()
         kernel = build._find_or_build(spec_for(flexc.masks.causal), TARGETS["sm90"], {}, ())
     assert isinstance(kernel, Kernel)
     return keys[0]

@@ -1,0 +1,143 @@
+"""The run-time arguments of the kernels of a backward, in order."""
+
+from __future__ import annotations
+
+from flexc.codegen.arguments import Argument, Source, capture_arguments
+from flexc.codegen.backward_form import adds_exactly, backward_form
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.ir.expr import Expr
+from flexc.ir.spec import AttentionSpec, Blocks
+from flexc.ir.types import Storage
+
+_STRIDES = {
+    "q": Source.Q_STRIDE,
+    "k": Source.K_STRIDE,
+    "v": Source.V_STRIDE,
+    "out": Source.OUT_STRIDE,
+    "dout": Source.GRAD_OUT_STRIDE,
+    "dq": Source.GRAD_Q_STRIDE,
+    "dk": Source.GRAD_K_STRIDE,
+    "dv": Source.GRAD_V_STRIDE,
+}
+
+
+def backward_arguments(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    """All arguments of one kernel of a backward."""
+    if entry is Entry.ROWS:
+        return _rows(backward)
+    return _kv(backward, names) if entry is Entry.KV else _q(backward, names)
+
+
+def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
+    spec = backward.forward
+    tensors = [
+        _tensor(spec, "out_ptr", spec.q_storage, Source.OUT),
+        _tensor(spec, "dout_ptr", spec.q_storage, Source.GRAD_OUT),
+        Argument("lse_ptr", "*fp32", Source.LSE),
+    ]
+    if backward.has_grad_lse:
+        tensors.append(Argument("dlse_ptr", "*fp32", Source.GRAD_LSE))
+    tensors += [
+        Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+    ]
+    if spec.has_sinks:
+        tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
+        tensors.append(Argument("dsinks_parts_ptr", "*fp32", Source.GRAD_SINKS_PARTS))
+    return (
+        *tensors,
+        *_strides(spec, ("out", "dout")),
+        Argument("q_heads", "i32", Source.Q_HEADS),
+        Argument("q_len", "i32", Source.Q_LEN),
+    )
+
+
+def _inputs(spec: AttentionSpec) -> list[Argument]:
+    return [
+        _tensor(spec, "q_ptr", spec.q_storage, Source.Q),
+        _tensor(spec, "k_ptr", spec.k_storage, Source.K),
+        _tensor(spec, "v_ptr", spec.v_storage, Source.V),
+        _tensor(spec, "dout_ptr", spec.q_storage, Source.GRAD_OUT),
+        Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+    ]
+
+
+def _kv(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    spec = backward.forward
+    return (
+        *_inputs(spec),
+        _tensor(spec, "dk_ptr", spec.k_storage, Source.GRAD_K),
+        _tensor(spec, "dv_ptr", spec.v_storage, Source.GRAD_V),
+        Argument("dk_parts_ptr", "*fp32", Source.GRAD_K_PARTS, divisible=spec.aligned),
+        Argument("dv_parts_ptr", "*fp32", Source.GRAD_V_PARTS, divisible=spec.aligned),
+        *capture_arguments(spec, names, _roots(spec)),
+        *_capture_gradients(backward, names),
+        *_block_map(spec),
+        *_strides(spec, ("q", "k", "v", "dout", "dk", "dv")),
+        *_shape(),
+        Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
+    )
+
+
+def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    spec = backward.forward
+    return (
+        *_inputs(spec),
+        _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
+        *capture_arguments(spec, names, _roots(spec)),
+        *_block_map(spec),
+        *_strides(spec, ("q", "k", "v", "dout", "dq")),
+        *_shape(),
+    )
+
+
+def _tensor(spec: AttentionSpec, name: str, storage: Storage, source: Source) -> Argument:
+    return Argument(name, f"*{storage.value}", source, divisible=spec.aligned)
+
+
+def _strides(spec: AttentionSpec, tensors: tuple[str, ...]) -> list[Argument]:
+    return [
+        Argument(f"{tensor}_stride_{axis}", "i64", _STRIDES[tensor], dimension=d, divisible=spec.aligned)
+        for tensor in tensors
+        for d, axis in enumerate(("b", "h", "s"))
+    ]
+
+
+def _shape() -> list[Argument]:
+    return [
+        Argument("q_heads", "i32", Source.Q_HEADS),
+        Argument("group", "i32", Source.GROUP),
+        Argument("q_len", "i32", Source.Q_LEN),
+        Argument("kv_len", "i32", Source.KV_LEN),
+        Argument("scale", "fp32", Source.SCALE),
+    ]
+
+
+def _block_map(spec: AttentionSpec) -> list[Argument]:
+    """Of the map that the kernel walks: by rows of queries, or of keys."""
+    if spec.blocks is Blocks.ALL:
+        return []
+    return [
+        Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
+        Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
+        Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
+        Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
+        Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
+        Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
+    ]
+
+
+def _capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[Argument]:
+    """Where gradients of captured tensors are added up, in row-major order of their elements."""
+    form = backward_form(backward, scatters=True)
+    slots = dict.fromkeys(scatter.slot for scatter in form.scatters)
+    exact = {slot for slot in slots if adds_exactly(backward, form, slot)}
+    return [
+        Argument(f"{names[slot]}_grad_ptr", "*i64" if slot in exact else "*fp32", Source.GRAD_CAPTURE, slot)
+        for slot in sorted(slots)
+    ]
+
+
+def _roots(spec: AttentionSpec) -> list[Expr]:
+    return [root for root in (spec.score, spec.mask) if root is not None]

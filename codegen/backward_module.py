@@ -1,0 +1,335 @@
+"""Gathers what the generated files of a backward say, one file a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexc._version import __version__
+from flexc.codegen.arguments import Argument, capture_names
+from flexc.codegen.backward_arguments import backward_arguments
+from flexc.codegen.backward_form import Form, adds_exactly, backward_form
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
+from flexc.codegen.hoisting import Element, Function, Hoisting, as_tile
+from flexc.codegen.module import Constant, GeneratedKernel, source_lines
+from flexc.codegen.plan import KernelPlan
+from flexc.codegen.render import render
+from flexc.codegen.scatter import ScatterForm, Sum
+from flexc.ir.expr import inputs_of
+from flexc.ir.graph import ModSource
+from flexc.ir.ops import Input
+from flexc.ir.spec import AttentionSpec, Blocks
+
+_TEMPLATE = {
+    Entry.ROWS: "backward_rows.py.jinja",
+    Entry.KV: "backward_kv.py.jinja",
+    Entry.Q: "backward_q.py.jinja",
+}
+_PROGRAMS = {
+    Entry.ROWS: "cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO // BLOCK_Q * q_heads * batch",
+    Entry.KV: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",
+    Entry.Q: "cdiv(q_len, BLOCK_Q) * q_heads * batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Everything that the template of the rows' kernel reads."""
+
+    header: str
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
+    arguments: tuple[str, ...]
+    out_mask: str
+    has_grad_lse: bool
+    sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scatter:
+    """A gradient of a captured tensor, in pieces of Python. `sum` is a `Sum`."""
+
+    name: str
+    pointer: str
+    exactly: bool
+    sum: str
+    keeps_sum: bool
+    value: str
+    at: str
+    at_diagonal: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Everything that the templates of the two large kernels read."""
+
+    header: str
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
+    arguments: tuple[str, ...]
+    head_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    column_lines: tuple[str, ...]
+    moving_lines: tuple[str, ...]
+    """What is computed a step: once a column where a program keeps its rows, else once a row."""
+    mods_read_rows: bool
+    mods_read_columns: bool
+    mask_call: str | None
+    score_call: str | None
+    score_result: str
+    """The name of the modified score: another one where the gradient reads the score before it."""
+    score_scaled: bool
+    score_scale: str | None
+    to_log2: str
+    dot_scale: str
+    final_scale: str | None
+    scale_per_head: bool
+    grad_call: str | None
+    guard: bool
+    q_mask: str
+    k_mask: str
+    k_mask_whole: str
+    v_mask: str
+    v_mask_whole: str
+    dout_mask: str
+    dim: str
+    dim_v: str
+    convert_k: bool
+    convert_v: bool
+    masked: bool
+    rescue_nan: bool
+    scatters: tuple[_Scatter, ...]
+    adds_exactly: bool
+    adds_diagonals: bool
+
+
+def backward_module(
+    backward: BackwardSpec, entry: Entry, plan: KernelPlan, sources: tuple[ModSource, ...]
+) -> GeneratedKernel:
+    """The file of one kernel of a backward."""
+    names = capture_names(backward.forward.captures)
+    arguments = backward_arguments(backward, entry, names)
+    view: _Rows | _Backward
+    placement: tuple[str, ...] = ()
+    if entry is Entry.ROWS:
+        view = _rows_view(backward, plan, arguments)
+    else:
+        view = _view(backward, entry, plan, sources, names, arguments)
+        placement = _placement(view)
+    return GeneratedKernel(render(_TEMPLATE[entry], view), entry.value, arguments, plan, placement)
+
+
+def _placement(view: _Backward) -> tuple[str, ...]:
+    levels = {"head": view.head_lines, "row": view.row_lines, "column": view.column_lines}
+    lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
+    lines += [f"once a step: {line}" for line in view.moving_lines]
+    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+
+
+def _rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argument, ...]) -> _Rows:
+    spec = backward.forward
+    padded = plan.padded_dim_v != spec.head_dim_v
+    constants = [
+        Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a program"),
+        Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+    ]
+    if padded:
+        constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
+    constants += [_PADDED_TO, _LOG2E]
+    return _Rows(
+        header=_header(backward, Entry.ROWS, plan, ()),
+        constants=tuple(constants),
+        helpers=(),
+        fast_tanh=False,
+        functions=(),
+        arguments=tuple(a.name for a in arguments),
+        out_mask="in_rows[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if padded else ""),
+        has_grad_lse=backward.has_grad_lse,
+        sinks=spec.has_sinks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """The mods as functions."""
+
+    hoisting: Hoisting
+    moving: tuple[str, ...]
+    score: Element | None
+    grad: Element | None
+    mask: Element | None
+    scale: str | None
+    scatters: tuple[tuple[ScatterForm, Element, Element], ...]
+    """Each with its value, and where that goes."""
+
+    @property
+    def elements(self) -> list[Element]:
+        places = [element for _, value, at in self.scatters for element in (value, at)]
+        return [e for e in (self.score, self.grad, self.mask) if e is not None] + places
+
+
+def _emit(spec: AttentionSpec, entry: Entry, form: Form, names: tuple[str, ...], taken: set[str]) -> _Emitted:
+    columns_stay = entry is Entry.KV
+    hoisting = Hoisting(spec, names, form.roots, taken, columns_stay=columns_stay)
+    moves = hoisting.row_lines if columns_stay else hoisting.column_lines
+    moving = tuple(line for root in form.roots for line in moves(root))
+    score = (
+        None if form.score is None else hoisting.element("score_mod", form.score, spec.score or form.score)
+    )
+    grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
+    mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
+    scatters = tuple(_emit_scatter(hoisting, scatter) for scatter in form.scatters)
+    scale = None
+    if form.score is not None:
+        scale = "scale" if form.factor is None else hoisting.scale(form.factor)
+    return _Emitted(hoisting, moving, score, grad, mask, scale, scatters)
+
+
+def _emit_scatter(hoisting: Hoisting, scatter: ScatterForm) -> tuple[ScatterForm, Element, Element]:
+    name = hoisting.names[scatter.slot]
+    value = hoisting.element(hoisting.fresh(f"{name}_grad"), scatter.value, scatter.value)
+    doc = f"Where the gradient of {name} goes, and whether it is there."
+    return scatter, value, hoisting.anywhere(hoisting.fresh(f"{name}_at"), [scatter.at, scatter.inside], doc)
+
+
+def _view(
+    backward: BackwardSpec,
+    entry: Entry,
+    plan: KernelPlan,
+    sources: tuple[ModSource, ...],
+    names: tuple[str, ...],
+    arguments: tuple[Argument, ...],
+) -> _Backward:
+    spec = backward.forward
+    form = backward_form(backward, scatters=entry is Entry.KV)
+    emitted = _emit(spec, entry, form, names, {a.name for a in arguments})
+    hoisting, elements = emitted.hoisting, emitted.elements
+    inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
+    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
+    gradients = [g for g in (form.grad, *(s.value for s in form.scatters)) if g is not None]
+    reads_score = any(Input.SCORE in inputs_of(g) for g in gradients)
+    score_call = _score_call(form, emitted, entry, scaled=reads_score)
+    mentions = "score_scale" in (score_call or "") or reads_score or form.factor is not None
+    per_head = entry is Entry.KV and not form.factor_is_global
+    pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
+    return _Backward(
+        header=_header(backward, entry, plan, sources),
+        constants=_constants(spec, plan),
+        helpers=tuple(sorted(helpers)),
+        fast_tanh=plan.fast_tanh,
+        functions=tuple(e.function for e in elements),
+        arguments=tuple(a.name for a in arguments),
+        head_lines=hoisting.head,
+        row_lines=hoisting.row,
+        column_lines=hoisting.column,
+        moving_lines=emitted.moving,
+        mods_read_rows=Input.Q_IDX in inputs,
+        mods_read_columns=Input.KV_IDX in inputs or any(Input.KV_IDX in inputs_of(r) for r in form.roots),
+        mask_call=None if emitted.mask is None else emitted.mask.call(),
+        score_call=score_call,
+        score_result="modified" if reads_score else "score",
+        score_scaled=reads_score,
+        score_scale=emitted.scale if mentions else None,
+        to_log2="scale * LOG2E" if form.score is None else "LOG2E",
+        dot_scale="scale" if form.factor is None else "score_scale",
+        final_scale=None if per_head else emitted.scale or "scale",
+        scale_per_head=per_head,
+        grad_call=None if emitted.grad is None else emitted.grad.call(),
+        guard=emitted.grad is not None,
+        **_masks(entry, pad=pad, pad_v=pad_v),
+        dim="HEAD_DIM" if pad else "PADDED_DIM",
+        dim_v="HEAD_DIM_V" if pad_v else "PADDED_DIM_V",
+        convert_k=spec.k_storage is not spec.q_storage,
+        convert_v=spec.v_storage is not spec.q_storage,
+        masked=spec.blocks is Blocks.MAP,
+        rescue_nan=plan.rescue_nan,
+        scatters=_scatters(backward, form, emitted, names),
+        adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
+        adds_diagonals=any(s.sum is Sum.DIAGONAL for s in form.scatters),
+    )
+
+
+def _scatters(
+    backward: BackwardSpec, form: Form, emitted: _Emitted, names: tuple[str, ...]
+) -> tuple[_Scatter, ...]:
+    return tuple(
+        _Scatter(
+            name=emitted.hoisting.fresh(f"{names[scatter.slot]}_sum"),
+            pointer=f"{names[scatter.slot]}_grad_ptr",
+            exactly=adds_exactly(backward, form, scatter.slot),
+            sum=scatter.sum.value,
+            keeps_sum=scatter.sum in (Sum.HEAD, Sum.COLUMN),
+            value=value.call(),
+            at=at.call(),
+            at_diagonal=at.call(q_idx="q_idx_at", kv_idx="kv_idx_at"),
+        )
+        for scatter, value, at in emitted.scatters
+    )
+
+
+def _score_call(form: Form, emitted: _Emitted, entry: Entry, *, scaled: bool) -> str | None:
+    if emitted.score is None or form.score is None:
+        return None
+    call = emitted.score.call(score="score" if scaled else "score * score_scale")
+    return as_tile(form.score, call, "BLOCK_KV, BLOCK_Q" if entry is Entry.KV else "BLOCK_Q, BLOCK_KV")
+
+
+def _masks(entry: Entry, *, pad: bool, pad_v: bool) -> dict[str, str]:
+    """Which elements of a tile exist. Keys and values are transposed where a program keeps its rows."""
+    dims = " & (dims < HEAD_DIM)[None, :]" if pad else ""
+    dims_v = " & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""
+    rows = {"q_mask": f"in_rows[:, None]{dims}", "dout_mask": f"in_rows[:, None]{dims_v}"}
+    if entry is Entry.KV:
+        columns = {"k_mask": f"in_columns[:, None]{dims}", "v_mask": f"in_columns[:, None]{dims_v}"}
+        return {**rows, **columns, "k_mask_whole": "", "v_mask_whole": ""}
+    down = " & (dims < HEAD_DIM)[:, None]" if pad else ""
+    down_v = " & (dims_v < HEAD_DIM_V)[:, None]" if pad_v else ""
+    return {
+        **rows,
+        "k_mask": f"in_columns[None, :]{down}",
+        "v_mask": f"in_columns[None, :]{down_v}",
+        "k_mask_whole": ", mask=(dims < HEAD_DIM)[:, None], other=0.0" if pad else "",
+        "v_mask_whole": ", mask=(dims_v < HEAD_DIM_V)[:, None], other=0.0" if pad_v else "",
+    }
+
+
+_PADDED_TO = Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to")
+_LOG2E = Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2")
+
+
+def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
+    constants = [
+        Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
+        Constant("BLOCK_KV", plan.tiles.block_kv, "keys of a tile"),
+        Constant("PADDED_DIM", plan.padded_dim, "head dimension of q and k, to a power of two"),
+        Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+    ]
+    if plan.padded_dim != spec.head_dim:
+        constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
+    if plan.padded_dim_v != spec.head_dim_v:
+        constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
+    constants += [Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"), _PADDED_TO, _LOG2E]
+    return tuple(constants)
+
+
+def _header(backward: BackwardSpec, entry: Entry, plan: KernelPlan, sources: tuple[ModSource, ...]) -> str:
+    tiles = plan.tiles
+    lines = [
+        f'"""{_TITLE[entry]} of attention for {plan.target.name}: {backward.forward.describe()}.',
+        "",
+        f"Generated by flexc {__version__}. Launch {_PROGRAMS[entry]} programs with",
+        f"num_warps={tiles.num_warps}, num_stages={tiles.num_stages}.",
+        *source_lines(sources),
+        '"""',
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_TITLE = {
+    Entry.ROWS: "What the backward needs of every row,",
+    Entry.KV: "Gradients of keys and values,",
+    Entry.Q: "Gradient of queries,",
+}

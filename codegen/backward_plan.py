@@ -1,0 +1,91 @@
+"""The plan of each kernel of a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flexc.codegen.backward_module import backward_module
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.backward_tiles import backward_tiles, row_tiles
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.plan import (
+    BACKWARD_OPTIONS,
+    NOTHING,
+    KernelPlan,
+    check_options,
+    choose_precision,
+    choose_tanh,
+    tile_option,
+)
+from flexc.codegen.target import Target
+from flexc.codegen.tiles import Tiles, power_of_two_at_least
+from flexc.ir.graph import ModSource
+
+
+def make_backward_plan(
+    backward: BackwardSpec,
+    entry: Entry,
+    target: Target,
+    options: Mapping[str, object] | None = None,
+    *,
+    skip: Mapping[Tiles, str] = NOTHING,
+) -> KernelPlan:
+    """The plan of one kernel of a backward. `options` override; `skip` are tiles that proved bad, and how.
+
+    Raises:
+        UnknownOption: an option that no plan has, or a value that it can't take.
+        NoFeasiblePlan: the tiles that `options` ask for do not fit the target.
+    """
+    options = options or {}
+    check_options(options)
+    spec = backward.forward
+    wanted = {
+        name.removeprefix("backward_"): tile_option(name, options[name])
+        for name in BACKWARD_OPTIONS
+        if name in options
+    }
+    precision, why_precision = choose_precision(spec, options.get("precision"))
+    fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
+    if entry is Entry.ROWS:
+        tiles = row_tiles(backward)
+        reasons = [("block_q", "about 8192 elements a program")]
+        rescue = False
+    else:
+        tiles, why_tiles = backward_tiles(backward, entry, target, wanted, skip)
+        rescue = spec.mask is not None
+        why_rescue = "what no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"
+        reasons = [
+            *why_tiles,
+            ("precision", why_precision),
+            ("fast_tanh", why_tanh),
+            ("rescue_nan", why_rescue),
+        ]
+    return KernelPlan(
+        target=target,
+        tiles=tiles,
+        blocks=spec.blocks.value,
+        padded_dim=power_of_two_at_least(spec.head_dim),
+        padded_dim_v=power_of_two_at_least(spec.head_dim_v),
+        precision=precision,
+        fast_tanh=fast_tanh,
+        rescue_nan=rescue,
+        reasons=tuple(reasons),
+    )
+
+
+def lower_backward(
+    backward: BackwardSpec,
+    entry: Entry,
+    target: Target,
+    *,
+    options: Mapping[str, object] | None = None,
+    sources: tuple[ModSource, ...] = (),
+    skip: Mapping[Tiles, str] = NOTHING,
+) -> GeneratedKernel:
+    """The generated file of one kernel of a backward, made as `lower` makes a forward.
+
+    Raises:
+        UnknownOption, NoFeasiblePlan: see `make_backward_plan`.
+    """
+    plan = make_backward_plan(backward, entry, target, options, skip=skip)
+    return backward_module(backward, entry, plan, sources)

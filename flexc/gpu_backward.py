@@ -1,0 +1,262 @@
+"""The backward of the `triton` backend: three kernels, one after another, and the sums between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+
+from flexc.call import AttentionCall, Gradients
+from flexc.callspec import is_aligned, spec_of
+from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
+from flexc.ir.spec import Blocks
+from flexc.pack_backward import Operands, map_operands
+
+
+class Runnable(Protocol):
+    """A kernel that can be launched here: on the GPU, or by Triton's interpreter."""
+
+    arguments: tuple[Argument, ...]
+    block_q: int
+    block_kv: int
+
+    def launch(self, programs: int, operands: Operands) -> None:
+        """Run `programs` programs."""
+
+    @property
+    def processors(self) -> int:
+        """How many programs the device computes at a time, about."""
+
+
+class Runner(Protocol):
+    """Gives the kernels of a backward."""
+
+    def __call__(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Runnable: ...
+
+
+def backward(
+    call: AttentionCall,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    wanted: Collection[str | int],
+) -> Gradients:
+    """Gradients of a call from those of its results, on its GPU or by Triton's interpreter.
+
+    Args:
+        call: what was computed.
+        out: (B, Hq, L, Dv), its result.
+        lse: (B, Hq, L) fp32, natural logarithm, of the scores before any dropout.
+        grad_out: the gradient of `out`, of its shape.
+        grad_lse: the gradient of `lse`, or None for zeros.
+        wanted: "q", "k", "v", "sinks", and slots of captured tensors.
+    """
+    grad_out = grad_out.to(call.q.dtype)
+    if grad_out.stride(3) != 1 or not is_aligned(grad_out):
+        grad_out = grad_out.contiguous()
+    return _Backward(call, out, lse, grad_out, grad_lse, wanted).run()
+
+
+class _Backward:
+    """The tensors of one backward."""
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_out: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        wanted: Collection[str | int],
+    ) -> None:
+        q = call.q
+        self.wanted = wanted
+        self.slots = tuple(sorted(name for name in wanted if isinstance(name, int)))
+        self.sums: dict[int, torch.Tensor] = {}
+        self.call = call
+        self.get = _runner(q.device)
+        padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
+        rows = torch.empty((2, *q.shape[:2], padded), dtype=torch.float32, device=q.device)
+        self.tensors: dict[Source, torch.Tensor] = {
+            Source.Q: q,
+            Source.K: call.k,
+            Source.V: call.v,
+            Source.OUT: out,
+            Source.LSE: lse.contiguous(),
+            Source.GRAD_OUT: grad_out,
+            Source.DELTA: rows[0],
+            Source.SHIFT: rows[1],
+            Source.GRAD_Q: torch.empty_like(q),
+            Source.GRAD_K: torch.empty_like(call.k),
+            Source.GRAD_V: torch.empty_like(call.v),
+        }
+        if grad_lse is not None:
+            self.tensors[Source.GRAD_LSE] = grad_lse.float().contiguous()
+        if call.sinks is not None:
+            self.tensors[Source.SINKS] = call.sinks.float().contiguous()
+        spec = spec_of(call)
+        strided = [x for source, x in self.tensors.items() if source in _STRIDED]
+        aligned = spec.aligned and all(is_aligned(x) for x in strided)
+        self.spec = backward_spec(
+            replace(spec, aligned=aligned),
+            has_grad_lse=grad_lse is not None,
+            slots=self.slots,
+            deterministic=call.deterministic and bool(self.slots),
+        )
+        heads, kv_heads = q.shape[1], call.k.shape[1]
+        self.numbers: dict[Source, int | float] = {
+            Source.Q_HEADS: heads,
+            Source.GROUP: heads // max(1, kv_heads),
+            Source.Q_LEN: q.shape[2],
+            Source.KV_LEN: call.k.shape[2],
+            Source.SCALE: call.scale,
+        }
+        # A 0-dim tensor may lie on the CPU.
+        self.values = tuple(x.to(q.device) if isinstance(x, torch.Tensor) else x for x in call.values)
+
+    def run(self) -> Gradients:
+        wanted = self.wanted
+        sinks = self._rows()
+        if self.slots or "k" in wanted or "v" in wanted:
+            self._keys_and_values()
+        if "q" in wanted:
+            self._queries()
+        given = self.call.sinks
+        return Gradients(
+            q=self.tensors[Source.GRAD_Q] if "q" in wanted else None,
+            k=self.tensors[Source.GRAD_K] if "k" in wanted else None,
+            v=self.tensors[Source.GRAD_V] if "v" in wanted else None,
+            sinks=sinks.to(given.dtype)
+            if sinks is not None and given is not None and "sinks" in wanted
+            else None,
+            values=tuple(
+                self._capture(slot) if slot in self.slots else None for slot in range(len(self.values))
+            ),
+        )
+
+    def _capture(self, slot: int) -> torch.Tensor:
+        """The gradient of a captured tensor, from what the kernel added up."""
+        value = self.call.values[slot]
+        assert isinstance(value, torch.Tensor)
+        sums = self.sums.get(slot)
+        if sums is None:  # nothing reaches it
+            return torch.zeros_like(value)
+        if sums.dtype is torch.int64:
+            sums = _from_words(sums).view(value.shape)
+        return sums.to(device=value.device, dtype=value.dtype)
+
+    def _rows(self) -> torch.Tensor | None:
+        """Run the kernel that every other one needs. Returns the gradient of the sinks."""
+        kernel = self.get(self.spec, Entry.ROWS, self.call)
+        batch, heads, padded = self.tensors[Source.DELTA].shape
+        tiles = padded // kernel.block_q
+        parts = torch.empty((batch, heads, tiles), dtype=torch.float32, device=self.call.q.device)
+        self._launch(kernel, tiles * heads * batch, {Source.GRAD_SINKS_PARTS: parts}, {})
+        return None if self.call.sinks is None else parts.sum((0, 2))
+
+    def _keys_and_values(self) -> None:
+        kernel = self.get(self.spec, Entry.KV, self.call)
+        k, v = self.call.k, self.call.v
+        batch, kv_heads, kv_len, _ = k.shape
+        tiles = -(-kv_len // kernel.block_kv)
+        parts = _parts(tiles * kv_heads * batch, int(self.numbers[Source.GROUP]), kernel.processors)
+        tensors = {Source.GRAD_K_PARTS: self.tensors[Source.GRAD_K]}  # not touched when there is one part
+        tensors[Source.GRAD_V_PARTS] = self.tensors[Source.GRAD_V]
+        if parts > 1:
+            for source, x in ((Source.GRAD_K_PARTS, k), (Source.GRAD_V_PARTS, v)):
+                shape = (batch, kv_heads, parts, kv_len, x.shape[3])
+                tensors[source] = torch.empty(shape, dtype=torch.float32, device=k.device)
+        numbers: dict[Source, int | float] = {
+            Source.HEADS_PER_PROGRAM: int(self.numbers[Source.GROUP]) // parts
+        }
+        for argument in kernel.arguments:
+            if argument.source is Source.GRAD_CAPTURE:
+                value = self.values[argument.slot]
+                assert isinstance(value, torch.Tensor)
+                exact = argument.type == "*i64"
+                self.sums[argument.slot] = torch.zeros(
+                    (value.numel(), 4) if exact else value.shape,
+                    dtype=torch.int64 if exact else torch.float32,
+                    device=k.device,
+                )
+        self._walk(kernel, tensors, numbers, by_keys=True)
+        self._launch(kernel, tiles * kv_heads * batch * parts, tensors, numbers)
+        if parts > 1:
+            self.tensors[Source.GRAD_K].copy_(tensors[Source.GRAD_K_PARTS].sum(2))
+            self.tensors[Source.GRAD_V].copy_(tensors[Source.GRAD_V_PARTS].sum(2))
+
+    def _queries(self) -> None:
+        kernel = self.get(self.spec, Entry.Q, self.call)
+        batch, heads, q_len, _ = self.call.q.shape
+        tensors: dict[Source, torch.Tensor] = {}
+        numbers: dict[Source, int | float] = {}
+        self._walk(kernel, tensors, numbers, by_keys=False)
+        self._launch(kernel, -(-q_len // kernel.block_q) * heads * batch, tensors, numbers)
+
+    def _walk(
+        self,
+        kernel: Runnable,
+        tensors: dict[Source, torch.Tensor],
+        numbers: dict[Source, int | float],
+        *,
+        by_keys: bool,
+    ) -> None:
+        """Add the block map that the kernel walks, by rows of queries or of keys."""
+        if self.spec.forward.blocks is Blocks.ALL:
+            return
+        map_tensors, map_numbers = map_operands(self.call, kernel.block_q, kernel.block_kv, by_keys=by_keys)
+        tensors.update(map_tensors)
+        numbers.update(map_numbers)
+
+    def _launch(
+        self,
+        kernel: Runnable,
+        programs: int,
+        tensors: Mapping[Source, torch.Tensor],
+        numbers: Mapping[Source, int | float],
+    ) -> None:
+        if programs:
+            operands = Operands(
+                {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, self.sums
+            )
+            kernel.launch(programs, operands)
+
+
+_STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V})
+
+
+def _from_words(words: torch.Tensor) -> torch.Tensor:
+    """What `add_exactly` added up: (n, 4) int64 to (n,) fp64, NaN where a term was no number."""
+    weights = torch.tensor([2.0**-10, 2.0**-50, 2.0**-90], dtype=torch.float64, device=words.device)
+    high, middle, low = (words[:, :3].double() * weights).unbind(1)
+    return torch.where(words[:, 3] == 0, high + (middle + low), torch.nan)
+
+
+def _parts(programs: int, group: int, processors: int) -> int:
+    """How many programs share the query heads of a key head: as few as fill the device twice."""
+    fitting = (n for n in range(1, group + 1) if group % n == 0)
+    return next((n for n in fitting if programs * n >= 2 * processors), group)
+
+
+@lru_cache(maxsize=16)
+def _runner(device: torch.device) -> Runner:
+    if device.type == "cuda":
+        from flexc.launch_backward import compiled
+
+        return compiled
+    if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
+        from flexc.interpret_backward import interpreted
+
+        return interpreted
+    from flexc.errors import BackendUnavailable
+
+    raise BackendUnavailable(
+        f'backend="triton" needs CUDA tensors; q is on {device}',
+        hint='use backend="cpu", or set TRITON_INTERPRET=1 before Triton is imported',
+    )

@@ -1,0 +1,50 @@
+"""The kernels of a backward as Triton's interpreter runs them, on the CPU, for tests."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from flexc.call import AttentionCall
+from flexc.codegen.backward_plan import lower_backward
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.target import TARGETS
+from flexc.interpret import OPTIONS, entry_of
+from flexc.pack_backward import Operands
+
+
+class Interpreted:
+    """One kernel."""
+
+    processors = 4
+    """So that some tests have enough programs, and others have to share out the heads of a group."""
+
+    def __init__(self, generated: GeneratedKernel, entry: Any) -> None:
+        self._entry = entry
+        self.arguments = generated.arguments
+        self.block_q = generated.plan.tiles.block_q
+        self.block_kv = generated.plan.tiles.block_kv
+
+    def launch(self, programs: int, operands: Operands) -> None:
+        """Run the programs one after another."""
+        self._entry[(programs,)](*operands.pack(self.arguments, _as_itself))
+
+
+def _as_itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def interpreted(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Interpreted:
+    """The kernel for a call on the CPU."""
+    return _interpreted(backward, entry, (*OPTIONS, *call.options))
+
+
+@lru_cache(maxsize=256)
+def _interpreted(
+    backward: BackwardSpec, entry: Entry, options: tuple[tuple[str, object], ...]
+) -> Interpreted:
+    generated = lower_backward(backward, entry, TARGETS["sm80"], options=dict(options))
+    return Interpreted(generated, entry_of(generated))

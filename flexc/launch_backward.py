@@ -1,0 +1,47 @@
+"""The compiled kernels of a backward, as things to launch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from flexc.build_backward import backward_kernel_for
+from flexc.call import AttentionCall
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.gpu import target_of
+from flexc.kernel import Kernel
+from flexc.pack_backward import Operands
+
+
+class Compiled:
+    """One kernel on one device."""
+
+    def __init__(self, kernel: Kernel, device: torch.device) -> None:
+        self._kernel = kernel
+        self._device = device
+        self.arguments = kernel.artifact.arguments
+        self.block_q = kernel.artifact.block_q
+        self.block_kv = kernel.artifact.block_kv
+
+    @property
+    def processors(self) -> int:
+        """Streaming multiprocessors of the device."""
+        return _processors(self._device.index)
+
+    def launch(self, programs: int, operands: Operands) -> None:
+        """Run on the current stream of the device."""
+        with torch.cuda.device(self._device):
+            self._kernel.launcher.launch(programs, self._device.index, operands.pack(self.arguments))
+
+
+def compiled(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Compiled:
+    """The kernel for the device of a call."""
+    device = call.q.device
+    kernel = backward_kernel_for(backward, entry, target_of(device.index), call.options, call.mods.sources)
+    return Compiled(kernel, device)
+
+
+@lru_cache(maxsize=16)
+def _processors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)

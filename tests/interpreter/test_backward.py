@@ -1,0 +1,198 @@
+"""The kernels of the backward, run by Triton's interpreter, against gradients in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flexc import masks, scores
+from flexc.call import Gradients
+from flexc.gpu import run
+from flexc.gpu_backward import backward
+from tests.gradients import Problem, check_gradients, differentiable_slots, problem
+from tests.mods import Entry, corpus
+
+ENTRIES = [pytest.param(entry, id=name) for name, entry in corpus().items()]
+TILES = {"block_q": 32, "block_kv": 32, "num_warps": 4, "num_stages": 1}
+OPTIONS = {**TILES, **{f"backward_{name}": value for name, value in TILES.items()}}
+LARGE = {**OPTIONS, "block_q": 64, "block_kv": 64, "backward_block_q": 64, "backward_block_kv": 64}
+
+
+def _qkv(
+    q_len: int, kv_len: int, *, heads: int = 4, kv_heads: int = 2, dim: int = 16, dim_v: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return (
+        torch.randn(2, heads, q_len, dim).to(dtype),
+        torch.randn(2, kv_heads, kv_len, dim).to(dtype),
+        torch.randn(2, kv_heads, kv_len, dim_v or dim).to(dtype),
+    )
+
+
+def _backward(given: Problem, names: tuple[str | int, ...]) -> Gradients:
+    out, lse = run(given.call)
+    assert lse is not None
+    return backward(given.call, out, lse, given.grad_out, given.grad_lse, frozenset(names))
+
+
+def _check(*qkv: torch.Tensor, **arguments: Any) -> Gradients:
+    given = problem(*qkv, **{"options": OPTIONS, **arguments})
+    names: tuple[str | int, ...] = ("q", "k", "v", *differentiable_slots(given.call))
+    if given.call.sinks is not None:
+        names = (*names, "sinks")
+    actual = _backward(given, names)
+    check_gradients(given, actual, names)
+    return actual
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_mod(entry: Entry) -> None:
+    case = entry.make()
+    dtype = torch.float16 if case.score is None else torch.float32
+    q = torch.randn(1, case.heads, case.q_len, 16).to(dtype)
+    k = torch.randn(1, case.kv_heads, case.kv_len, 16).to(dtype)
+    v = torch.randn(1, case.kv_heads, case.kv_len, 24).to(dtype)
+    _check(q, k, v, mask_mod=case.mask, score_mod=case.score, options=LARGE)
+
+
+@pytest.mark.parametrize("dim", [1, 31, 72])
+def test_head_dims_are_padded(dim: int) -> None:
+    _check(*_qkv(37, 45, dim=dim), mask_mod=masks.causal)
+
+
+def test_values_of_another_head_dim() -> None:
+    _check(*_qkv(40, 50, dim=24, dim_v=40))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(12, 2), (7, 1), (6, 6)])
+@pytest.mark.parametrize("kv_len", [33, 200])
+def test_groups_are_shared_out_among_programs(heads: int, kv_heads: int, kv_len: int) -> None:
+    _check(*_qkv(20, kv_len, heads=heads, kv_heads=kv_heads), mask_mod=masks.causal)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 100), (100, 1), (33, 16), (32, 17), (64, 64)])
+def test_any_lengths(q_len: int, kv_len: int) -> None:
+    _check(*_qkv(q_len, kv_len), mask_mod=masks.sliding_window(9), with_lse=True)
+    _check(*_qkv(q_len, kv_len))
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
+def test_empty_lengths(q_len: int, kv_len: int) -> None:
+    _check(*_qkv(q_len, kv_len), mask_mod=masks.causal)
+    _check(*_qkv(q_len, kv_len))
+
+
+def test_strides_are_read_in_place_and_kept() -> None:
+    whole = torch.randn(2, 60, 3, 4, 16)  # one projection: q, k and v side by side, sequence-major
+    q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
+    _check(q, k, v, mask_mod=masks.causal)
+    _check(q.expand(2, 4, 60, 16), k[:1].expand(2, 4, 60, 16), v)
+    q = torch.randn(2, 60, 4, 16).transpose(1, 2)
+    assert _check(q, k, v).q.stride() == q.stride()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+def test_any_scale(scale: float) -> None:
+    _check(*_qkv(40, 40), mask_mod=masks.causal, scale=scale)
+
+
+def test_the_gradient_of_the_lse() -> None:
+    _check(*_qkv(40, 50), with_lse=True)
+    _check(*_qkv(40, 50), mask_mod=masks.causal, with_lse=True)
+
+
+def test_sinks() -> None:
+    sinks = torch.tensor([0.5, -1.0, float("-inf"), 3.0])
+    _check(*_qkv(40, 40), mask_mod=masks.causal, sinks=sinks, with_lse=True)
+    _check(*_qkv(40, 40), sinks=torch.randn(8)[::2])
+
+
+def test_rows_and_tiles_without_keys_have_gradients_of_zero() -> None:
+    def late(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= 40) & (kv_idx >= 20) & (q_idx % 3 != 1)
+
+    actual = _check(*_qkv(70, 50), mask_mod=late, with_lse=True)
+    assert actual.q is not None
+    assert actual.k is not None
+    assert (actual.q[:, :, :40] == 0).all()
+    assert (actual.k[:, :, :20] == 0).all()
+    _check(*_qkv(70, 50), mask_mod=late, sinks=torch.randn(4), with_lse=True)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float) -> None:
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 5 != 3)
+
+    q, k, v = _qkv(40, 48)
+    given = problem(q, k, v, mask_mod=even, options=OPTIONS)
+    clean = _backward(given, ("q", "k", "v"))
+    k[:, :, 1::2] = poison
+    v[:, :, 1::2] = poison
+    q[:, :, 3::5] = poison
+    given.grad_out[:, :, 3::5] = poison
+    poisoned = _backward(given, ("q", "k", "v"))
+    for name in ("q", "k", "v"):
+        assert torch.equal(getattr(clean, name), getattr(poisoned, name)), name
+
+
+def test_a_map_with_large_blocks_is_walked_in_tiles() -> None:
+    import flexc
+
+    q, k, v = _qkv(150, 170)
+    block_mask = flexc.create_block_mask(masks.causal, 1, 1, 150, 170, device="cpu", BLOCK_SIZE=(64, 128))
+    _check(q, k, v, block_mask=block_mask)
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    given = problem(*_qkv(20, 20), options=OPTIONS)
+    only_q = _backward(given, ("q",))
+    assert only_q.q is not None
+    assert only_q.k is None
+    assert only_q.v is None
+
+
+SCORES = {
+    "per head": scores.alibi(torch.rand(4)),
+    "by distance": scores.relative_bias(torch.randn(4, 45)),
+    "a number": scores.temperature(torch.tensor(0.7)),
+}
+
+
+@pytest.mark.parametrize("name", list(SCORES))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_captured_tensors(name: str, deterministic: bool) -> None:
+    _check(
+        *_qkv(45, 70),
+        mask_mod=masks.causal,
+        score_mod=SCORES[name],
+        deterministic=deterministic,
+        options={**OPTIONS, "backward_block_kv": 64},
+    )
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_captured_tensors_read_in_every_way(deterministic: bool) -> None:
+    rows, columns, pairs = torch.randn(80), torch.randn(40), torch.randn(4, 40, 40)
+    dense, gain = torch.randn(2, 4, 40, 40), torch.rand(2)
+
+    def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        first = score * gain[b] + rows[q_idx] + rows[kv_idx + 40] + columns[kv_idx // 3]
+        return first + pairs[h, q_idx, kv_idx] * columns[(q_idx * kv_idx) % 40] + dense[b, h, q_idx, kv_idx]
+
+    _check(*_qkv(40, 40), score_mod=score, deterministic=deterministic, with_lse=True)
+
+
+def test_gradients_of_captured_tensors_are_the_same_bits_in_any_order() -> None:
+    bias = torch.randn(4, 45)
+    given = problem(*_qkv(45, 45), score_mod=scores.relative_bias(bias), deterministic=True, options=OPTIONS)
+    slots = differentiable_slots(given.call)
+    first = _backward(given, slots)
+    flipped = replace(
+        given.call, **{n: getattr(given.call, n).flip(0) for n in ("q", "k", "v")}
+    )  # batches in another order
+    second = _backward(Problem(flipped, given.grad_out.flip(0), None), slots)
+    assert torch.equal(first.values[slots[0]], second.values[slots[0]])  # type: ignore[arg-type]
