@@ -97,7 +97,7 @@ RESERVED = frozenset({
     "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
     "in_range", "allowed", "stretch", "at", "map_row", "first_stretch",
-    "end_stretch", "whole_end", "kv_start", "q_last", "visited",
+    "end_stretch", "whole_end", "kv_start", "q_last",
     *(f"{name}{number}" for number in ("", *(f"_{n}" for n in range(1, 9))) for name in _OF_A_RANGE),
     "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM",
     "PADDED_DIM_V", "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",

@@ -36,9 +36,9 @@ class Bounds:
 
     `lines` read `q_start`, `q_len`, `kv_len`, what `Hoisting` bound, and, where `reads_rows`, `q_idx`: the
     tile's rows as a vector, those past the end repeating the last. With one range they define `kv_first`,
-    `full_first`, `full_end` and `kv_end`. With more, the kernel sets `visited = 0` and loops `for stretch in
-    range(count)`: `stretch_lines` define the four there, in ascending order and without a tile that an
-    earlier stretch had. `kv_first` and `full_end` are multiples of BLOCK_KV. `masked` is the condition on
+    `full_first`, `full_end` and `kv_end`. With more, the kernel loops `for stretch in range(count)`:
+    `stretch_lines` define the four there, in ascending order and without a tile that an earlier stretch had.
+    `kv_first` and `full_end` are multiples of BLOCK_KV. `masked` is the condition on
     `kv_start` under which the mask applies to a tile. `first_rows_heaviest`: no row sees more keys than the
     one before.
     """
@@ -70,7 +70,8 @@ def tile_bounds(ranges: Ranges, hoisting: Hoisting) -> Bounds:
     masked = "(kv_start < full_first) | (kv_start >= full_end)"
     stretch_lines: tuple[str, ...] = ()
     if count > 1:
-        stretch_lines = _stretch_lines(writer.rank_lines(ranges.is_sorted))
+        ranks = writer.rank_lines(ranges.is_sorted)
+        stretch_lines = _stretch_lines(ranks, writer.unvisited_lines(ranges.is_sorted))
     elif _literal(ranges.ranges[0].full_first) <= 0:
         masked = "kv_start >= full_end"
         writer.lines = [line for line in writer.lines if not line.startswith("full_first = ")]
@@ -209,6 +210,26 @@ class _Writer:
             ranks.append(name)
         return ranks
 
+    def unvisited_lines(self, in_order: bool) -> list[str]:
+        """Write where each range starts when the tiles of those before it are left out; the names of that.
+
+        A running `visited` in the loop over the stretches would say the same, but Triton 3.6 takes it for the
+        constant that it starts from.
+        """
+        names = []
+        for n, start in enumerate(self._starts):
+            name, text = f"unvisited_{n + 1}", start.name
+            for other in range(len(self._starts)):
+                before = "False" if other == n else self._before(other, n, in_order)
+                if before == "False":
+                    continue
+                end = f"tl.cdiv(kv_end_{other + 1}, BLOCK_KV) * BLOCK_KV"
+                end = end if before == "True" else f"tl.where({before}, {end}, 0)"
+                self.lines.append(f"{name} = tl.maximum({text}, {end})")
+                text = name
+            names.append(text)
+        return names
+
     def _before(self, a: int, b: int, in_order: bool) -> str:
         """Whether range `a` is visited before `b`: True, False, or a condition. Ties go by number.
 
@@ -225,20 +246,17 @@ class _Writer:
         return f"{first.name} {'<=' if a < b else '<'} {second.name}"
 
 
-def _stretch_lines(ranks: list[str]) -> tuple[str, ...]:
-    """The bounds of the range whose rank is `stretch`, less what was visited. The last range has no other."""
+def _stretch_lines(ranks: list[str], starts: list[str]) -> tuple[str, ...]:
+    """The bounds of the range whose rank is `stretch`; they start at `starts`. The last range has no other."""
     lines = []
     last = len(ranks) + 1
     for name in ("kv_first", "full_first", "full_end", "kv_end"):
-        chosen = f"{name}_{last}"
-        for n in range(last - 1, 0, -1):
-            lines.append(f"{name} = tl.where(stretch == {ranks[n - 1]}, {name}_{n}, {chosen})")
+        of = starts if name == "kv_first" else [f"{name}_{n + 1}" for n in range(last)]
+        chosen = of[-1]
+        for n in range(last - 2, -1, -1):
+            lines.append(f"{name} = tl.where(stretch == {ranks[n]}, {of[n]}, {chosen})")
             chosen = name
-    return (
-        *lines,
-        "kv_first = tl.maximum(kv_first, visited)",
-        "visited = tl.maximum(visited, tl.cdiv(kv_end, BLOCK_KV) * BLOCK_KV)",
-    )
+    return tuple(lines)
 
 
 def _at_least_0(bound: Expr) -> Expr:
