@@ -247,7 +247,7 @@ class _Writer:
 
 
 def _stretch_lines(ranks: list[str], starts: list[str]) -> tuple[str, ...]:
-    """The bounds of the range whose rank is `stretch`; they start at `starts`. The last range has no other."""
+    """The bounds of the range whose rank is `stretch`, from `starts` on. The last range has no other."""
     lines = []
     last = len(ranks) + 1
     for name in ("kv_first", "full_first", "full_end", "kv_end"):
