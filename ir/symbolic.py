@@ -229,12 +229,12 @@ class Algebra:
                     self._take(factors, {symbol: 1} | {m: -f for m, f in terms.items()}, count)
                     found.append(Extent(0, self.magnitudes.of(x).hi * -count))
                     continue
-            pair = self.form(divisor)
-            if count and pair in factors and (factors[pair] < 0) is (count > 0):
-                shared = min(abs(count), abs(factors[pair]))
-                sign = 1 if count > 0 else -1
-                self._take(factors, {symbol: 1, pair: -1}, sign * shared)
-                ends = [sign * shared * e for e in (-self.magnitudes.of(divisor).hi, -1)]
+            sign = 1 if count > 0 else -1
+            terms, constant = self.terms(self.form(divisor))
+            shared = min([abs(count), *(max(-sign * factors.get(m, 0) // f, 0) for m, f in terms.items())])
+            if terms and shared:
+                self._take(factors, {symbol: 1} | {m: -f for m, f in terms.items()}, sign * shared)
+                ends = [sign * shared * (e + constant) for e in (-self.magnitudes.of(divisor).hi, -1)]
                 found.append(Extent(min(ends), max(ends)))
         return found
 
