@@ -12,12 +12,13 @@ from flexc.ir.blockmap import BlockMap
 from flexc.ir.runs import TileGrid
 from flexc.ir.stretches import from_stretches
 
-MOST_STRETCHES = 64
+FEW_STRETCHES, MANY_STRETCHES, MOST_AT_ONCE = 64, 256, 2**20
 """Stretches that a row of a map built on a device may have.
 
-A map's memory is taken before it is known how much of it is needed, and that must not take the host's
-attention. In a row that has more stretches, the last one holds all tiles that follow, and none of these is
-FULL: attention then evaluates the mask in some tiles that it need not have looked at.
+Few where its mask allows a few exact ranges of keys, else many, unless all rows would have more than the
+most at once. A map's memory is taken before it is known how much of it is needed, and that must not wait for
+the device. In a row that has more stretches, the last one holds all tiles that follow as PARTIAL ones:
+attention then evaluates the mask in tiles that it need not have looked at.
 """
 
 
@@ -31,6 +32,8 @@ class DeviceMap:
     grid: TileGrid
     offsets: torch.Tensor  # int32 [rows + 1]
     stretches: torch.Tensor  # int32 [at least offsets[rows], 4]
+    is_open: bool = True
+    """Its rows may have many stretches: they are not a few exact ranges of keys."""
     origin: object = None
     """Equal for maps of one mask over the same tensors, lengths and blocks; None: not known."""
     _host: BlockMap | None = field(default=None, repr=False)
@@ -135,9 +138,12 @@ def on_host(block_map: BlockMap | DeviceMap) -> BlockMap:
     return block_map.host() if isinstance(block_map, DeviceMap) else block_map
 
 
-def row_capacity(grid: TileGrid) -> int:
+def row_capacity(grid: TileGrid, *, is_open: bool) -> int:
     """How many stretches a row of a map on a device may have."""
-    return max(1, min((grid.kv_blocks + 1) // 2, MOST_STRETCHES))
+    most = FEW_STRETCHES
+    if is_open:
+        most = max(most, min(MANY_STRETCHES, MOST_AT_ONCE // max(1, grid.rows)))
+    return max(1, min((grid.kv_blocks + 1) // 2, most))
 
 
 def empty_map(grid: TileGrid, device: torch.device) -> DeviceMap:

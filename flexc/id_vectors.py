@@ -19,8 +19,10 @@ class IdVectors(NamedTuple):
     hull_end: torch.Tensor
 
 
-def id_vectors(ids: torch.Tensor) -> IdVectors:
+def id_vectors(ids: torch.Tensor, wanted: frozenset[str] = frozenset(IdVectors._fields)) -> IdVectors:
     """The vectors of integer or bool ids (..., n), computed on their device. Nothing waits for it.
+
+    Those that are not `wanted` may hold anything.
 
     Ends are found by searching in sorted sequences, the ids and the numbers of the runs: prefix maxima, which
     would be the other way, are slow on GPUs.
@@ -32,16 +34,19 @@ def id_vectors(ids: torch.Tensor) -> IdVectors:
     rows = ids.detach().reshape(-1, n).contiguous()
     if rows.dtype is torch.bool:
         rows = rows.view(torch.uint8)
-    starts = torch.zeros(rows.shape, dtype=torch.int32, device=rows.device)
-    torch.ne(rows[:, 1:], rows[:, :-1], out=starts[:, 1:])
-    run = torch.cumsum(starts, 1, dtype=torch.int32)
-    ordered, order = torch.sort(rows, dim=1, stable=True)
-    first = order.gather(1, torch.searchsorted(ordered, rows))
-    last = order.gather(1, torch.searchsorted(ordered, rows, right=True).sub_(1))
-    vectors = (
-        torch.searchsorted(run, run, out_int32=True),
-        torch.searchsorted(run, run, right=True, out_int32=True),
-        first.to(torch.int32),
-        last.to(torch.int32).add_(1),
-    )
-    return IdVectors(*(x.view(shape) for x in vectors))
+    found: dict[str, torch.Tensor] = {}
+    if not wanted.isdisjoint(("run_first", "run_end")):
+        starts = torch.zeros(rows.shape, dtype=torch.int32, device=rows.device)
+        torch.ne(rows[:, 1:], rows[:, :-1], out=starts[:, 1:])
+        run = torch.cumsum(starts, 1, dtype=torch.int32)
+        for name in wanted & {"run_first", "run_end"}:
+            found[name] = torch.searchsorted(run, run, right=name == "run_end", out_int32=True)
+    if not wanted.isdisjoint(("hull_first", "hull_end")):
+        ordered, order = torch.sort(rows, dim=1, stable=True)
+        if "hull_first" in wanted:
+            found["hull_first"] = order.gather(1, torch.searchsorted(ordered, rows)).to(torch.int32)
+        if "hull_end" in wanted:
+            behind = torch.searchsorted(ordered, rows, right=True)
+            found["hull_end"] = order.gather(1, behind.sub_(1)).to(torch.int32).add_(1)
+    anything = next(iter(found.values()), torch.empty_like(rows, dtype=torch.int32))
+    return IdVectors(*(found.get(name, anything).view(shape) for name in IdVectors._fields))

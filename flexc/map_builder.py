@@ -12,10 +12,10 @@ from flexc.codegen.map_module import SLAB, MapKernel, map_module
 from flexc.device_map import DeviceMap, empty_map, ints, row_capacity
 from flexc.errors import InternalError
 from flexc.id_vectors import IdVectors, id_vectors
-from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.expr import Expr, inputs_of, topological
 from flexc.ir.graph import Capture
 from flexc.ir.map_form import MapForm, MapSpec, map_form
-from flexc.ir.ops import Input
+from flexc.ir.ops import Input, Op
 from flexc.ir.runs import TileGrid
 from flexc.ir.types import Storage
 from flexc.map_kernel import runner_for
@@ -42,7 +42,8 @@ def build_device_map(bound: BoundMask, grid: TileGrid, device: torch.device) -> 
         return empty_map(grid, device)
     kernel, form, values = map_kernel(bound, grid)
     run = runner_for(kernel, device)
-    rows, capacity, grids = grid.rows, row_capacity(grid), grid.batch * grid.heads
+    is_open = form.closed is None or not form.closed.is_exact or form.columns is not None
+    rows, capacity, grids = grid.rows, row_capacity(grid, is_open=is_open), grid.batch * grid.heads
     counts, slab = ints(device, rows + 1), ints(device, rows, SLAB, 4)
     stretches = ints(device, rows * capacity, 4)
     named: dict[str, torch.Tensor | int] = {
@@ -64,7 +65,7 @@ def build_device_map(bound: BoundMask, grid: TileGrid, device: torch.device) -> 
     run(rows, {**named, "phase": 1}, values)
     offsets = torch.cumsum(counts, 0, dtype=torch.int32)
     run(rows, {**named, "offsets_ptr": offsets, "phase": 2}, values)
-    return DeviceMap(grid, offsets, stretches)
+    return DeviceMap(grid, offsets, stretches, is_open)
 
 
 def map_kernel(bound: BoundMask, grid: TileGrid) -> tuple[MapKernel, MapForm, tuple[Value, ...]]:
@@ -83,9 +84,17 @@ def form_of(bound: BoundMask, grid: TileGrid) -> MapForm:
     return form
 
 
+@lru_cache(maxsize=256)
+def _slots_of_ranges(form: MapForm) -> frozenset[object]:
+    ranges = form.closed.ranges if form.closed else ()
+    roots = [bound for r in ranges for bound in (r.first, r.end, r.full_first, r.full_end)]
+    return frozenset(node.attr for node in topological(*roots) if node.op is Op.LOAD)
+
+
 def _with_id_vectors(bound: BoundMask, form: MapForm) -> tuple[tuple[Capture, ...], tuple[Value, ...]]:
     """The captures and their values, and after them the vectors of the ids that the form reads."""
     captures, values = list(bound.captures), list(bound.values)
+    read = _slots_of_ranges(form)
     for runs in form.runs:
         ids = bound.values[runs.ids]
         if not isinstance(ids, torch.Tensor):
@@ -93,7 +102,8 @@ def _with_id_vectors(bound: BoundMask, form: MapForm) -> tuple[tuple[Capture, ..
         slots = (runs.run_first, runs.run_end, runs.hull_first, runs.hull_end)
         if slots != tuple(range(len(values), len(values) + 4)):
             raise InternalError(f"block map: vectors of ids in slots {slots}")
-        values += id_vectors(ids)
+        wanted = frozenset(f for f, s in zip(IdVectors._fields, slots, strict=True) if s in read)
+        values += id_vectors(ids, wanted)
         name = bound.captures[runs.ids].name
         captures += [Capture(f"{name}_{fact}", Storage.I32, ids.dim()) for fact in IdVectors._fields]
     return tuple(captures), tuple(values)
@@ -106,6 +116,11 @@ def _kernel(spec: MapSpec) -> MapKernel:
 
 def as_read(mask: Expr, grid: TileGrid) -> TileGrid:
     """The tiles that differ: one batch (head) where the mask does not read `b` (`h`)."""
+    by_batch, by_head = _reads_batch_and_head(mask)
+    return replace(grid, batch=grid.batch if by_batch else 1, heads=grid.heads if by_head else 1)
+
+
+@lru_cache(maxsize=1024)
+def _reads_batch_and_head(mask: Expr) -> tuple[bool, bool]:
     reads = inputs_of(mask)
-    batch = grid.batch if Input.B in reads else 1
-    return replace(grid, batch=batch, heads=grid.heads if Input.H in reads else 1)
+    return Input.B in reads, Input.H in reads

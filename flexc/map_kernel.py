@@ -59,6 +59,9 @@ class _Compiled:
     def __call__(self, programs: int, named: Named, values: Sequence[Value] = ()) -> None:
         packed = _packed(self._kernel.arguments, named, values)
         pointers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in packed]
+        if torch.cuda.current_device() == self._device:
+            self._launcher.launch(programs, self._device, pointers)
+            return
         with torch.cuda.device(self._device):
             self._launcher.launch(programs, self._device, pointers)
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from flexc.codegen.map_module import MapKernel
 from flexc.codegen.map_tools import CHANGES, map_tool
 from flexc.device_map import DeviceMap, empty_map, ints, row_capacity
 from flexc.errors import InternalError
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.runs import TileGrid
 from flexc.ir.stretches import stretches
-from flexc.map_kernel import Named, Runner, runner_for
+from flexc.map_kernel import Named, runner_for
 
 
 def on_device(block_map: BlockMap, device: torch.device) -> DeviceMap:
@@ -42,7 +43,7 @@ def transposed(block_map: DeviceMap) -> DeviceMap:
         "kv_blocks": grid.kv_blocks,
     }
     runner_for(map_tool("list_changes"), device)(grid.rows, named)
-    return _counted_and_filled(runner_for(map_tool("transpose"), device), named, result, device)
+    return _counted_and_filled(map_tool("transpose"), named, result, block_map.is_open, device)
 
 
 def intersection(one: DeviceMap, two: DeviceMap) -> DeviceMap:
@@ -66,15 +67,18 @@ def intersection(one: DeviceMap, two: DeviceMap) -> DeviceMap:
     for prefix, g in (("", a), ("other_", b)):
         named[f"{prefix}stride_b"] = g.q_blocks * g.heads if g.batch > 1 else 0
         named[f"{prefix}stride_h"] = g.q_blocks if g.heads > 1 else 0
-    return _counted_and_filled(runner_for(map_tool("intersect"), device), named, grid, device)
+    return _counted_and_filled(map_tool("intersect"), named, grid, one.is_open or two.is_open, device)
 
 
-def _counted_and_filled(run: Runner, named: Named, grid: TileGrid, device: torch.device) -> DeviceMap:
+def _counted_and_filled(
+    kernel: MapKernel, named: Named, grid: TileGrid, is_open: bool, device: torch.device
+) -> DeviceMap:
     """Two launches with a program a row of `grid`: one counts the stretches, one writes them."""
-    counts, capacity = ints(device, grid.rows + 1), row_capacity(grid)
+    run = runner_for(kernel, device)
+    counts, capacity = ints(device, grid.rows + 1), row_capacity(grid, is_open=is_open)
     out = ints(device, grid.rows * capacity, 4)
     both = {**named, "counts_ptr": counts, "out_ptr": out, "capacity": capacity}
     run(grid.rows, {**both, "out_offsets_ptr": counts, "phase": 1})
     offsets = torch.cumsum(counts, 0, dtype=torch.int32)
     run(grid.rows, {**both, "out_offsets_ptr": offsets, "phase": 2})
-    return DeviceMap(grid, offsets, out)
+    return DeviceMap(grid, offsets, out, is_open)

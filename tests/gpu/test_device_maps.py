@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,8 +28,9 @@ BLOCKS = ((16, 16), (32, 48), (64, 16), (128, 128))
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -55,7 +57,7 @@ def assert_same(built: DeviceMap, expected: BlockMap) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_mask_of_the_corpus(entry: Entry) -> None:
     blocks = BLOCKS[sum(map(ord, entry.name)) % len(BLOCKS)]
-    lengths = [(entry.q_len, entry.kv_len)] + ([(1500, 1411)] if entry.scales else [])
+    lengths = [(entry.q_len, entry.kv_len)] + ([(1300, 1411)] if entry.scales else [])
     for q_len, kv_len in lengths:
         case = entry.make("cuda", lengths=(q_len, kv_len) if entry.scales else None)
         on_cpu = entry.make("cpu", lengths=(q_len, kv_len) if entry.scales else None)
@@ -175,6 +177,7 @@ def test_a_long_causal_map_is_small() -> None:
     assert built.host().counts() == (1024 * 1023 // 2, 1024, 1024 * 1023 // 2)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_too_many_pairs_inside_a_graph() -> None:
     order = torch.randperm(5000, device="cuda")
 

@@ -23,7 +23,7 @@ from flexc.ir.simplify import simplify
 from flexc.ir.stretches import stretches
 from flexc.map_builder import BoundMask, as_read, build_device_map, form_of
 from flexc.map_transforms import intersection, on_device, transposed
-from flexc.resolve import resolve
+from flexc.mods import as_mask_mod
 from tests.ir.expressions import BATCH, HEADS, KV_LEN, Q_LEN, booleans
 from tests.mods import Entry, corpus
 
@@ -33,9 +33,8 @@ BLOCKS = ((16, 16), (32, 48), (64, 16))
 
 
 def bound(mask: Any) -> BoundMask:
-    mods, values, _ = resolve(None, mask)
-    assert mods.mask is not None
-    return bound_mask(mods.mask, mods.captures, values)
+    trace = as_mask_mod(mask).trace()
+    return bound_mask(simplify(trace.graph.root), trace.graph.captures, trace.values)
 
 
 def host_map(mask: BoundMask, grid: TileGrid) -> BlockMap:
@@ -116,7 +115,8 @@ def test_rows_with_more_stretches_than_one_pass_keeps() -> None:
 
 
 def test_a_row_with_too_many_stretches_ends_in_a_partial_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_map, "MOST_STRETCHES", 3)
+    monkeypatch.setattr(device_map, "FEW_STRETCHES", 3)
+    monkeypatch.setattr(device_map, "MANY_STRETCHES", 3)
     mask = bound(lambda b, h, q_idx, kv_idx: (kv_idx % 32 < 16) & (kv_idx < 200))
     grid = TileGrid(20, 320, 16, 16, 1, 1)
     kinds = build_device_map(mask, grid, CPU).host().kinds()
