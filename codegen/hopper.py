@@ -11,11 +11,12 @@ from flexc.codegen.arguments import RESERVED, Argument, Source, capture_names, f
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.gluon_names import NAMES, RENAMED
-from flexc.codegen.hoisting import Function, Hoisting, mask_form, score_form
+from flexc.codegen.hoisting import Element, Function, Hoisting, mask_form, score_form
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.module import Constant, GeneratedKernel, header
+from flexc.codegen.nearness import near_form
 from flexc.codegen.render import render
-from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
 from flexc.ir.place import Placement, place
@@ -23,6 +24,15 @@ from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
 
 ENTRY = "attention_forward"
+# Which rows of the heads come first, and where those of a tile start: long tiles early, short ones to fill up.
+_LAST_ROWS_FIRST = (
+    "Of those, the last rows come first:\n    under a causal mask they have the most keys.",
+    "(q_tiles - 1 - rest // size) * BLOCK_Q",
+)
+_FIRST_ROWS_FIRST = (
+    "Of those, the first rows come first:\n    they have the most keys.",
+    "rest // size * BLOCK_Q",
+)
 _READ_BY_LOADS = ("kv_first", "kv_end")
 _HAS_KEYS = {
     Blocks.ALL: None,
@@ -37,9 +47,9 @@ ALL_NAMES = RESERVED | frozenset({
     "fetch", "sigmoid", "batch", "tile", "tiles", "heads", "head", "together", "first", "size", "rest",
     "step", "turn", "slot", "other", "before", "v_turn", "begin", "back", "done", "fresh", "i",
     "kv_last", "first_row", "zero", "alpha", "share", "new_max", "shift", "which", "lost", "nothing",
-    "again", "again_max", "again_sum", "seen", "keep", "inside", "layout", "dim", "counter_ptr",
-    "taken", "tile_smem", "tile_ready", "tile_free", "one_layout", "score_layout", "acc_layout",
-    "p_layout", "row_layout", "acc_row_layout", "column_layout", "left_layout", "right_layout",
+    "q_near", "kv_near", "again", "again_max", "again_sum", "seen", "keep", "inside", "layout", "dim",
+    "counter_ptr", "taken", "tile_smem", "tile_ready", "tile_free", "one_layout", "score_layout",
+    "acc_layout", "p_layout", "row_layout", "acc_row_layout", "column_layout", "left_layout", "right_layout",
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
     *NAMES,
 })  # fmt: skip
@@ -66,6 +76,9 @@ class _Forward:
     argument_lines: tuple[str, ...]
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
+    near_row_lines: tuple[str, ...]
+    near_column_lines: tuple[str, ...]
+    """Parts of distances, in indices that count from the first key of a step."""
     score_column_lines: tuple[str, ...]
     mask_column_lines: tuple[str, ...]
     mods_read_rows: bool
@@ -78,6 +91,8 @@ class _Forward:
     bounds_lines: tuple[str, ...]
     """What finds the keys of a tile from its coordinates, and the part that the loading warp needs."""
     load_lines: tuple[str, ...]
+    order: str
+    q_start: str
     has_keys: str | None
     """The condition that a tile has keys at all; None where every one does."""
     masked: str | None
@@ -140,6 +155,7 @@ def _view(
 ) -> _Forward:
     score, factor = score_form(spec)
     allowed = mask_form(spec)
+    score, parts = _near(score, allowed)
     roots = [r for r in (score, factor, allowed) if r is not None]
     ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
@@ -150,6 +166,8 @@ def _view(
     scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
     mask = None if allowed is None else hoisting.element("mask_mod", allowed, spec.mask or allowed)
     scale = "scale" if factor is None else hoisting.scale(factor)
+    first_rows = bounds is not None and bounds.first_rows_heaviest
+    near = frozenset(hoisting.bound[part] for part in parts if part in hoisting.bound)
     elements = [e for e in (scored, mask) if e is not None]
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
@@ -166,12 +184,14 @@ def _view(
         functions=tuple(_function(e.function) for e in elements),
         argument_lines=tuple(textwrap.wrap(", ".join(a.name for a in arguments) + ",", _WIDTH)),
         head_lines=_gluon(hoisting.head),
-        row_lines=_gluon(hoisting.row),
-        score_column_lines=_gluon(score_lines),
+        row_lines=_others(_gluon(hoisting.row), near),
+        near_row_lines=_of(_gluon(hoisting.row), near, "q_idx", "q_near"),
+        near_column_lines=_of(_gluon(score_lines), near, "kv_idx", "kv_near"),
+        score_column_lines=_others(_gluon(score_lines), near),
         mask_column_lines=_gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
         reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.return_lse,
-        mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
+        mods_read_columns=_mentions("kv_idx", [*score_lines, *mask_lines], elements, near),
         mask_call=None if mask is None else mask.call(),
         score_call=None
         if scored is None or score is None
@@ -180,6 +200,8 @@ def _view(
         blocks_from_map=spec.blocks is Blocks.MAP,
         bounds_lines=() if bounds is None else (*(f"# {c}" for c in bounds.comments), *bounds.lines),
         load_lines=() if bounds is None else needed((*_gluon(hoisting.head), *bounds.lines), _READ_BY_LOADS),
+        order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
+        q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
         has_keys=_HAS_KEYS[spec.blocks],
         masked=_masked(spec, bounds),
         sinks=spec.has_sinks,
@@ -192,11 +214,36 @@ def _view(
     )
 
 
+def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset[Expr]]:
+    """The score with its distances in parts, if the mask needs none of them."""
+    found = None if score is None else near_form(score)
+    if found is None or (mask is not None and found[1] & set(topological(mask))):
+        return score, frozenset()
+    return found
+
+
+def _mentions(name: str, lines: Sequence[str], elements: Sequence[Element], near: frozenset[str]) -> bool:
+    """Whether a step reads `name` besides in the parts of distances."""
+    texts = [*_others(lines, near), *(a for e in elements for a in e.arguments)]
+    return any(re.search(rf"\b{name}\b", text) for text in texts)
+
+
+def _others(lines: Sequence[str], names: frozenset[str]) -> tuple[str, ...]:
+    """The assignments to other than `names`."""
+    return tuple(line for line in lines if line.partition(" = ")[0] not in names)
+
+
+def _of(lines: Sequence[str], names: frozenset[str], index: str, near: str) -> tuple[str, ...]:
+    """The assignments to `names`, an index replaced by a nearer one."""
+    chosen = (line for line in lines if line.partition(" = ")[0] in names)
+    return tuple(re.sub(rf"\b{index}\b", near, line) for line in chosen)
+
+
 def _placement(view: _Forward) -> tuple[str, ...]:
     levels = {
         "head": view.head_lines,
-        "row": view.row_lines,
-        "column": (*view.score_column_lines, *view.mask_column_lines),
+        "row": (*view.row_lines, *view.near_row_lines),
+        "column": (*view.near_column_lines, *view.score_column_lines, *view.mask_column_lines),
     }
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))

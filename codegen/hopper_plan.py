@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots
@@ -89,7 +90,7 @@ def make_hopper_plan(
             f"the Hopper kernel can't serve {spec.describe()}: {why}", hint='backend="triton"'
         )
     tried: dict[Tiles, str] = {}
-    for tiles in _candidates(spec, options):
+    for tiles in _candidates(spec, target, options):
         problem = skip.get(tiles) or _misfit(spec, target, tiles)
         if problem is None:
             return _plan(spec, target, tiles, options, skip)
@@ -106,20 +107,21 @@ def padded(dim: int) -> int:
     return max(64, 1 << (dim - 1).bit_length())
 
 
-def _candidates(spec: AttentionSpec, options: Mapping[str, object]) -> list[Tiles]:
+def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
     wide = 64 if widest == 256 or element_loads(spec) else 128
     # Three consumers have few registers each, enough for narrow heads. The blocks of maps are powers of two.
     most = 192 if widest == 64 and not element_loads(spec) and spec.blocks is not Blocks.MAP else 128
-    found = [
-        Tiles(block_q, block_kv, 4, stages)
-        for block_q in (most, 128, 64)
-        for block_kv in (128, 64)
-        for stages in (4, 3, 2)
-        if block_kv <= wide
-    ]
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
-    return list(dict.fromkeys(replace(tiles, **asked) for tiles in found))  # type: ignore[arg-type]
+    found = []
+    for block_q, block_kv in product((most, 128, 64), (128, 64)):
+        if block_kv > wide:
+            continue
+        tiles = [replace(Tiles(block_q, block_kv, 4, n), **asked) for n in (4, 3, 2)]  # type: ignore[arg-type]
+        # Fewer stages need no fewer registers: only the most that fit are worth a try.
+        fitting = [t for t in tiles if _misfit(spec, target, t) is None]
+        found.append((fitting or tiles)[0])
+    return list(dict.fromkeys(found))
 
 
 def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:

@@ -50,9 +50,9 @@ FEW_DIMS = gl.constexpr(64)  # columns of its operands
 
 
 @gluon.jit
-def score_mod(score, slopes_h, q_f32, kv_f32):
+def score_mod(score, row_value, column_value):
     """score + slopes[h] * (kv_idx - q_idx)"""
-    return score + slopes_h * (kv_f32 - q_f32)
+    return score + (column_value - row_value)
 
 
 @gluon.jit
@@ -80,8 +80,8 @@ def online_softmax(score, to_log2, row_max, row_sum):
 def place_of(tile, batch, q_heads, group, q_len, kv_len):
     """Batch, head and first row of a tile.
 
-    Heads whose keys and values share the L2 cache are neighbours; of those, the last rows come first: under a
-    causal mask they have the most keys.
+    Heads whose keys and values share the L2 cache are neighbours. Of those, the last rows come first:
+    under a causal mask they have the most keys.
     """
     q_tiles = gl.cdiv(q_len, BLOCK_Q)
     heads = batch * q_heads
@@ -198,7 +198,9 @@ def attend_again(
     slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
     q_idx = gl.minimum(q_start + rows, q_len - 1)[:, None]
-    q_f32 = q_idx.to(gl.float32)
+    # Distances count from the first key of a step: what they need of the keys is the same in all steps.
+    kv_near = columns[None, :]
+    column_value = slopes_h * kv_near.to(gl.float32)
     score_scale = scale
     to_log2 = LOG2E
     acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
@@ -236,8 +238,9 @@ def attend_again(
             k = gl.convert_layout(k.permute((1, 0)), right_layout)
             score = mma_v2(gl.convert_layout(q, left_layout), k, score)
         kv_idx = (kv_start + columns)[None, :]
-        kv_f32 = kv_idx.to(gl.float32)
-        score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
+        q_near = q_idx - kv_start
+        row_value = slopes_h * q_near.to(gl.float32)
+        score = score_mod(score * score_scale, row_value, column_value)
         if kv_start >= full_end:
             in_range = (kv_start + columns < kv_len)[None, :]
             allowed = mask_mod(q_idx, kv_idx)
@@ -286,7 +289,9 @@ def attend(
         slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
         # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
         q_idx = gl.minimum(q_start + rows, q_len - 1)[:, None]
-        q_f32 = q_idx.to(gl.float32)
+        # Distances count from the first key of a step: what they need of the keys is the same in all steps.
+        kv_near = columns[None, :]
+        column_value = slopes_h * kv_near.to(gl.float32)
         score_scale = scale
         to_log2 = LOG2E
         acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
@@ -311,8 +316,9 @@ def attend(
             score = warpgroup_mma_wait(0, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
             kv_idx = (kv_start + columns)[None, :]
-            kv_f32 = kv_idx.to(gl.float32)
-            score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
+            q_near = q_idx - kv_start
+            row_value = slopes_h * q_near.to(gl.float32)
+            score = score_mod(score * score_scale, row_value, column_value)
             if kv_start >= full_end:
                 in_range = (kv_start + columns < kv_len)[None, :]
                 allowed = mask_mod(q_idx, kv_idx)
@@ -336,8 +342,9 @@ def attend(
                 score = warpgroup_mma_wait(1, deps=[score])
                 mbarrier.arrive(k_free.index(slot), count=1)
                 kv_idx = (kv_start + columns)[None, :]
-                kv_f32 = kv_idx.to(gl.float32)
-                score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
+                q_near = q_idx - kv_start
+                row_value = slopes_h * q_near.to(gl.float32)
+                score = score_mod(score * score_scale, row_value, column_value)
                 if kv_start >= full_end:
                     in_range = (kv_start + columns < kv_len)[None, :]
                     allowed = mask_mod(q_idx, kv_idx)

@@ -50,8 +50,8 @@ def online_softmax(score, to_log2, row_max, row_sum):
 def place_of(tile, batch, q_heads, group, q_len, kv_len):
     """Batch, head and first row of a tile.
 
-    Heads whose keys and values share the L2 cache are neighbours; of those, the last rows come first: under a
-    causal mask they have the most keys.
+    Heads whose keys and values share the L2 cache are neighbours. Of those, the last rows come first:
+    under a causal mask they have the most keys.
     """
     q_tiles = gl.cdiv(q_len, BLOCK_Q)
     heads = batch * q_heads
