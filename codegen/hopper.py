@@ -24,7 +24,7 @@ from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
 
 ENTRY = "attention_forward"
-# Which rows of the heads come first, and where those of a tile start: long tiles early, short ones to fill up.
+# Which rows of the heads come first, and where those of a tile start: long tiles early.
 _LAST_ROWS_FIRST = (
     "Of those, the last rows come first:\n    under a causal mask they have the most keys.",
     "(q_tiles - 1 - rest // size) * BLOCK_Q",

@@ -9,6 +9,8 @@ from flexc.ir.spec import AttentionSpec
 
 PREFER_HOPPER = False
 """Whether `backend="auto"` takes the Hopper kernels where they fit."""
+_FEW_ROWS = 64
+"""With fewer, a Hopper tile is mostly empty: the portable kernels have smaller ones."""
 
 
 def design_for(
@@ -19,7 +21,8 @@ def design_for(
     Raises:
         UnsupportedFeature: `backend` names one that can't; the message says why.
     """
-    if backend == "triton" or (backend == "auto" and not PREFER_HOPPER):
+    few_rows = call.q.shape[2] < _FEW_ROWS
+    if backend == "triton" or (backend == "auto" and (few_rows or not PREFER_HOPPER)):
         return Design.PORTABLE, spec
     why = why_not_hopper(call, spec, target)
     if why is None:

@@ -1,0 +1,151 @@
+"""The Hopper kernels on the GPU they are made for; what they share with others is tested beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import masks, scores
+from flexc.errors import UnsupportedFeature
+from tests.mods import corpus
+from tests.oracle import golden
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
+)
+
+ENTRIES = (
+    "causal", "window_and_first_keys", "prefix_lm_by_batch", "document_by_batch", "natten2d", "alibi_causal",
+    "two_windows_by_head", "softcap_window", "relative_bias", "tree", "nothing_allowed", "whole_rows_masked",
+    "full_bias", "gym_activation_gelu", "page_table", "random_bits_by_hashing",
+)  # fmt: skip
+
+
+def _qkv(
+    q_len: int,
+    kv_len: int,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shapes = ((heads, q_len, dim), (kv_heads, kv_len, dim), (kv_heads, kv_len, dim_v or dim))
+    q, k, v = (torch.randn(batch, *shape, device="cuda").to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: tuple[torch.Tensor, torch.Tensor] = flexc.attention(
+            q, k, v, return_lse=True, backend="hopper", **arguments
+        )
+        golden(q, k, v, **arguments).check(*result)
+    return result[0]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_mods(name: str, dim: int) -> None:
+    case = corpus()[name].make("cuda")
+    q, k, v = _qkv(
+        case.q_len, case.kv_len, batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, dim=dim
+    )
+    _check(q, k, v, mask_mod=case.mask, score_mod=case.score)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(40, 40), (96, 96), (192, 128), (256, 256), (64, 128), (128, 64)])
+def test_head_dims(dim: int, dim_v: int) -> None:
+    for mask in (None, masks.causal):
+        _check(*_qkv(700, 777, dim=dim, dim_v=dim_v, dtype=torch.float16), mask_mod=mask)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"), [(1, 1), (1, 3000), (3000, 1), (129, 63), (127, 65), (5000, 5000)]
+)
+def test_lengths(q_len: int, kv_len: int) -> None:
+    for mask in (None, masks.sliding_window(77)):
+        _check(*_qkv(q_len, kv_len, heads=3, kv_heads=1), mask_mod=mask)
+
+
+def test_more_tiles_than_multiprocessors_of_uneven_length() -> None:
+    q, k, v = _qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
+    for mask in (None, masks.causal, masks.causal & masks.sliding_window(300)):
+        out = _check(q, k, v, mask_mod=mask)
+        again = flexc.attention(q, k, v, mask_mod=mask, backend="hopper")
+        assert torch.equal(out, again)
+
+
+def test_strides_sinks_scales() -> None:
+    whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
+    _check(q, k, v, mask_mod=masks.causal)
+    _check(q[..., 8:40], k[..., 16:48], v[..., :24], sinks=torch.randn(4, device="cuda"))
+    for scale in (0.0, -0.3, 2.0):
+        _check(q, k, v, mask_mod=masks.causal, scale=scale)
+    with pytest.raises(UnsupportedFeature, match="16 bytes"):
+        flexc.attention(q[..., 1:33], k[..., :32], v, backend="hopper")
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float, dim: int) -> None:
+    q, k, v = _qkv(300, 333, dim=dim)
+
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx % 2 == 0) & (q_idx >= kv_idx)
+
+    expected = golden(q, k, v, mask_mod=even)
+    k[:, :, 1::2] = poison
+    v[:, :, 1::2] = poison
+    out, lse = flexc.attention(q, k, v, mask_mod=even, backend="hopper", return_lse=True)
+    expected.check(out, lse)
+
+
+def test_distances_far_from_the_start() -> None:
+    q, k, v = _qkv(128, 40000, batch=1, heads=2, kv_heads=1)
+
+    def late(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + 0.01 * (kv_idx - q_idx)
+
+    def last(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx >= 39000) & (kv_idx - q_idx < 39990 - 127)
+
+    _check(q, k, v, score_mod=late, mask_mod=last)
+
+
+def test_repeated_calls_find_their_tensors() -> None:
+    for n in range(4):
+        q, k, v = _qkv(500, 500)
+        held = [torch.empty(1 << (20 + n), device="cuda")]
+        _check(q, k, v, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
+        _check(q, k, v, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
+        held.clear()
+
+
+def test_streams_and_graphs() -> None:
+    q, k, v = _qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
+    expected = flexc.attention(q, k, v, mask_mod=masks.causal, backend="hopper")
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = []
+    for stream in streams * 3:
+        with torch.cuda.stream(stream):
+            outs.append(flexc.attention(q, k, v, mask_mod=masks.causal, backend="hopper"))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flexc.attention(q, k, v, mask_mod=masks.causal, backend="hopper")
+    for _ in range(3):
+        captured.zero_()
+        graph.replay()
+        beside = flexc.attention(q, k, v, mask_mod=masks.causal, backend="hopper")
+        torch.cuda.synchronize()
+        assert torch.equal(captured, expected)
+        assert torch.equal(beside, expected)
