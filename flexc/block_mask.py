@@ -338,8 +338,8 @@ def create_block_mask(
         InvalidBlockMask: a block size below 16, or a length that is no integer of 0 or more.
         NotAMod, TraceError: `mask_mod` is no mask, or can't be traced.
     """
-    from flexc.device_map_cache import blocks_of
     from flexc.ir.simplify import simplify
+    from flexc.map_cache import blocks_of
     from flexc.mods import as_mask_mod
 
     if torch.compiler.is_compiling():

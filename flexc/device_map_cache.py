@@ -24,7 +24,6 @@ from flexc.ir.ops import Op
 from flexc.ir.runs import TileGrid
 from flexc.lru import LRU
 from flexc.map_builder import BoundMask, as_read, build_device_map, form_of
-from flexc.map_cache import block_map_for
 from flexc.map_transforms import intersection, on_device, transposed
 
 Value = torch.Tensor | int | float | bool
@@ -113,28 +112,6 @@ def device_map_for(
         return None
     grid = as_read(mask, grid)
     return _map_of(bound, grid, device, _origin(bound, grid, device), budget)
-
-
-def blocks_of(
-    mask: Expr,
-    captures: tuple[Capture, ...],
-    values: Sequence[Value],
-    grid: TileGrid,
-    device: torch.device,
-    budget: float,
-) -> BlockMap | DeviceMap:
-    """The map of a simplified mask: on a GPU that has the captured tensors, or else on the host.
-
-    Raises:
-        MaskTooOpen: the budget does not suffice.
-    """
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        found = device_map_for(mask, captures, values, grid, torch.device("cuda", index), budget)
-        if found is not None:
-            return found
-    sizes = {f.name: getattr(grid, f.name) for f in fields(grid)}
-    return block_map_for(mask, values, **sizes, budget=budget)
 
 
 def _map_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from flexc.call import AttentionCall
-from flexc.device_map import on_host
+from flexc.device_map import DeviceMap, on_host
 from flexc.ir.blockmap import BlockMap, build_block_map
 from flexc.ir.expr import Expr, inputs_of, topological
+from flexc.ir.graph import Capture
 from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.ops import Input, Op
+from flexc.ir.runs import TileGrid
 from flexc.lru import LRU
 
 Value = torch.Tensor | int | float | bool
@@ -85,6 +87,30 @@ def block_map_for(
     tensors = (values[slot] for slot in slots)
     _found.put(key, _Found(block_map, tuple(weakref.ref(t) for t in tensors if isinstance(t, torch.Tensor))))
     return block_map
+
+
+def blocks_of(
+    mask: Expr,
+    captures: tuple[Capture, ...],
+    values: Sequence[Value],
+    grid: TileGrid,
+    device: torch.device,
+    budget: float,
+) -> BlockMap | DeviceMap:
+    """The map of a simplified mask: on a GPU that has the captured tensors, or else on the host.
+
+    Raises:
+        MaskTooOpen: the budget does not suffice.
+    """
+    if device.type == "cuda":
+        from flexc.device_map_cache import device_map_for
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = device_map_for(mask, captures, values, grid, torch.device("cuda", index), budget)
+        if found is not None:
+            return found
+    sizes = {f.name: getattr(grid, f.name) for f in fields(grid)}
+    return block_map_for(mask, values, **sizes, budget=budget)
 
 
 def effective_block_map(call: AttentionCall, block_q: int, block_kv: int) -> BlockMap | None:

@@ -46,11 +46,9 @@ def refitted(call: AttentionCall) -> AttentionCall:
         return call
     if is_of_the_mask(call):
         return replace(call, block_map=None)
+    if is_of_the_mask(call):
+        return replace(call, block_map=None)
     if isinstance(given, DeviceMap):
-        from flexc.device_map_cache import is_map_of_mask
-
-        if is_map_of_mask(call):
-            return replace(call, block_map=None)
         given = given.host()
         call = replace(call, block_map=given)
     if call.mask is not None and _says_no_more(given, call):

@@ -12,7 +12,6 @@ from flexc import device_map_cache, masks
 from flexc.call import AttentionCall
 from flexc.device_map import DeviceMap
 from flexc.device_map_cache import (
-    blocks_of,
     device_map_for,
     effective_device_map,
     is_map_of_mask,
@@ -21,6 +20,7 @@ from flexc.device_map_cache import (
 from flexc.errors import MaskTooOpen
 from flexc.ir.blockmap import BlockMap, from_kinds
 from flexc.ir.runs import TileGrid
+from flexc.map_cache import blocks_of
 from flexc.resolve import resolve
 
 CPU = torch.device("cpu")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +68,15 @@ def test_maps_take_little_memory_and_few_evaluations(name: str) -> None:
     assert block_map.decided["exact"] == 0
     assert block_map.decided["sample"] == block_map.counts()[1]
     assert block_map.runs.nbytes < 2 * MEGABYTE
+
+
+def test_a_map_on_the_host_loads_no_heavy_packages() -> None:
+    """The first map of a process is found in a fraction of the time that sympy takes to load."""
+    code = (
+        "import sys, flexc; flexc.masks.causal.block_mask(None, None, 1 << 20, 1 << 20, device='cpu'); "
+        "assert not {'sympy', 'triton', 'jinja2', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_counts_of_long_masks() -> None:
