@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,21 +17,12 @@ from flexc.device_map_cache import transposed_on
 from flexc.errors import MaskTooOpen
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.stretches import stretches
+from tests.gpu.synchronisation import no_synchronisation
 from tests.mods import Entry, corpus
 from tests.oracle import golden
 
 ENTRIES = [pytest.param(e, id=name) for name, e in corpus().items() if e.make().mask is not None]
 BLOCKS = ((16, 16), (32, 48), (64, 16), (128, 128))
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def device_map(mask: Any, b: int, h: int, q_len: int, kv_len: int, blocks: Any = 128) -> DeviceMap:

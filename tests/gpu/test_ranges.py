@@ -12,6 +12,7 @@ import flexc
 from flexc import build, masks
 from flexc.codegen.blocks import exact_ranges
 from flexc.resolve import resolve
+from tests.gpu.synchronisation import no_synchronisation
 from tests.mods import Entry, corpus
 from tests.oracle import golden
 
@@ -104,13 +105,10 @@ def test_other_lengths_and_contents_need_no_compilation_and_no_synchronisation()
     inputs = {length: _qkv(length, length, 64) for length in (128, 500, 1000, 4096)}
     flexc.attention(*inputs[128], mask_mod=mask)
     before = build.compilations
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         outs = {length: flexc.attention(*inputs[length], mask_mod=mask) for length in inputs}
         ends.fill_(100)
         short = flexc.attention(*inputs[1000], mask_mod=mask)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert build.compilations == before
     for length, out in outs.items():
         golden(*inputs[length], mask_mod=masks.causal).check(out)
