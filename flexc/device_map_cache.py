@@ -27,6 +27,7 @@ from flexc.map_builder import BoundMask, as_read, build_device_map, form_of
 from flexc.map_transforms import intersection, on_device, transposed
 
 Value = torch.Tensor | int | float | bool
+Graph = tuple[int, int] | None
 
 WORTH_WAITING = 2**34
 """Pairs of a mask of which nothing is known, above which its map is built by dividing the plane.
@@ -38,22 +39,35 @@ CUDA graph is captured nothing may wait, and all pairs are looked at, up to the 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a map was found from: equal keys mean equal maps while all the tensors that they name live."""
+    """What a map was found from: equal keys mean equal maps while all the tensors that they name live.
+
+    `tensors` have the version that each had.
+    """
 
     key: tuple[object, ...]
-    tensors: tuple[weakref.ref[torch.Tensor], ...]
+    tensors: tuple[tuple[weakref.ref[torch.Tensor], int], ...]
 
     def is_current(self) -> bool:
-        """Whether no tensor has died, whose identity another may have taken."""
-        return all(reference() is not None for reference in self.tensors)
+        """Whether no tensor has died, whose identity another may have taken, or was written."""
+        living = ((reference(), version) for reference, version in self.tensors)
+        return all(x is not None and x._version == version for x, version in living)
 
     def is_same(self, other: object) -> bool:
         """Whether a map of that origin is the same map."""
         return isinstance(other, Origin) and self.key == other.key and other.is_current()
 
 
-_found: LRU[tuple[object, ...], tuple[Origin, DeviceMap]] = LRU(64)
-_derived: LRU[tuple[object, ...], tuple[tuple[object, ...], DeviceMap]] = LRU(256)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    origin: Origin
+    graph: Graph
+    block_map: DeviceMap
+
+
+_found: LRU[tuple[object, ...], _Found] = LRU(64)
+# What was made of a map lives as long as the map does.
+_made_of: weakref.WeakKeyDictionary[BlockMap | DeviceMap, dict[tuple[object, ...], DeviceMap]]
+_made_of = weakref.WeakKeyDictionary()
 
 
 def effective_device_map(call: AttentionCall, block_q: int, block_kv: int) -> DeviceMap:
@@ -125,8 +139,8 @@ def _map_of(
     key = None if origin is None else (*origin.key, capture)
     if key is not None:
         found = _found.get(key)
-        if found is not None and found[0].is_current():
-            return found[1].ready_here()
+        if found is not None and found.origin.is_current():
+            return found.block_map.ready_here()
     bound = replace(bound, values=tuple(_on(x, device) for x in bound.values))
     pairs = grid.q_len * grid.kv_len * grid.batch * grid.heads
     is_open = pairs > min(budget, WORTH_WAITING) and not form_of(bound, grid).is_bounded
@@ -142,8 +156,10 @@ def _map_of(
         made = _by_dividing(bound, grid, device, budget)
     else:
         made = build_device_map(bound, grid, device)
+    # A map of documents that came and went is not held, nor one in the memory of a graph that is complete.
+    _found.drop(lambda old: not old.origin.is_current() or old.graph not in (None, capture))
     if key is not None and origin is not None:
-        _found.put(key, (origin, made))
+        _found.put(key, _Found(origin, capture, made))
     if not capture:  # what a graph computes is another map at each replay
         made.origin = origin
         made.built_here()
@@ -170,32 +186,32 @@ def map_on(block_map: BlockMap | DeviceMap, device: torch.device) -> DeviceMap:
         if block_map.device == device:
             return block_map.ready_here()
         block_map = block_map.host()
-    return _once(("on", id(block_map), device), (block_map,), lambda: on_device(block_map, device))
+    return _once(block_map, ("on", device), lambda: on_device(block_map, device))
 
 
 def intersection_on(one: DeviceMap, two: DeviceMap) -> DeviceMap:
     """What two maps on one device have in common, found once."""
     capture = _graph_being_captured(one.device)
-    return _once(("both", id(one), id(two), capture), (one, two), lambda: intersection(one, two))
+    return _once(one, ("both", weakref.ref(two), capture), lambda: intersection(one, two))
 
 
 def transposed_on(block_map: DeviceMap) -> DeviceMap:
     """The map with keys as rows, found once."""
     capture = _graph_being_captured(block_map.device)
-    return _once(("transposed", id(block_map), capture), (block_map,), lambda: transposed(block_map))
+    return _once(block_map, ("transposed", capture), lambda: transposed(block_map))
 
 
-def _once(key: tuple[object, ...], sources: tuple[object, ...], make: Callable[[], DeviceMap]) -> DeviceMap:
-    found = _derived.get(key)
+def _once(source: BlockMap | DeviceMap, key: tuple[object, ...], make: Callable[[], DeviceMap]) -> DeviceMap:
+    made = _made_of.setdefault(source, {})
+    found = made.get(key)
     if found is None:
-        found = (sources, make())  # holding the sources keeps their ids theirs
-        _derived.put(key, found)
-        if _graph_being_captured(found[1].device) is None:
-            found[1].built_here()
-    return found[1].ready_here()
+        found = made[key] = make()
+        if _graph_being_captured(found.device) is None:
+            found.built_here()
+    return found.ready_here()
 
 
-def _graph_being_captured(device: torch.device) -> tuple[int, int] | None:
+def _graph_being_captured(device: torch.device) -> Graph:
     """The number of the CUDA graph that the current stream is captured into, and the stream; or None."""
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return None
@@ -239,4 +255,5 @@ def _origin(bound: BoundMask, grid: TileGrid, device: torch.device) -> Origin | 
         return None
     for x in bound.values:
         facts.append((id(x), x._version) if isinstance(x, torch.Tensor) else (type(x), x))
-    return Origin((bound.mask, grid, device, *facts), tuple(weakref.ref(x) for x in tensors))
+    watched = tuple((weakref.ref(x), x._version) for x in tensors)
+    return Origin((bound.mask, grid, device, *facts), watched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -33,6 +34,12 @@ class LRU(Generic[K, V]):
             self._entries.move_to_end(key)
             if len(self._entries) > self._capacity:
                 self._entries.popitem(last=False)
+
+    def drop(self, is_stale: Callable[[V], bool]) -> None:
+        """Forget the values that are stale."""
+        with self._lock:
+            for key in [key for key, value in self._entries.items() if is_stale(value)]:
+                del self._entries[key]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,18 @@ def test_a_listed_map_is_met_with_the_mask() -> None:
     assert met.host().kinds(1).sum() == 0
     assert effective_device_map(call_of(masks.causal, given), 32, 32) is met
     assert effective_device_map(call_of(None, given), 32, 32).host().kinds().tolist() == kinds[0, 0].tolist()
+
+
+def test_maps_of_tensors_that_came_and_went_are_not_held() -> None:
+    def one_step() -> weakref.ref[DeviceMap]:
+        mask = masks.document(torch.arange(60) // 20)
+        return weakref.ref(transposed_on(effective_device_map(call_of(mask), 16, 16)))
+
+    steps = [one_step() for _ in range(3)]
+    gc.collect()
+    map_of(masks.sliding_window(7))
+    gc.collect()
+    assert [step() for step in steps] == [None] * 3
 
 
 def test_a_transpose_is_found_once() -> None:
