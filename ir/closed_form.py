@@ -3,6 +3,9 @@
 Exact: causal masks, windows, prefixes, chunks, captured bounds of a row (`starts[q_idx]`, `window[h]`,
 `kind[b]`), block diffusion, and any `&`, `|`, `~` of them, see `solve.py`. Parts without a closed form leave
 ranges that hold too much, and are listed. With more than a few ranges a row there is no closed form.
+
+Sound for every call that `Ranges.holds` accepts, with one thing taken for granted that it does not look at:
+no sum of a key and a captured tensor's element wraps (`magnitude.trusted_tensors`).
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def obstacles(mask: Expr) -> tuple[Obstacle, ...]:
 def best(mask: Expr, runs: Mapping[Expr, Runs], *, any_length: bool) -> Ranges | None:
     """`closed_form` of a simplified mask, given the keys of comparisons of ids."""
     ranges, found = solve(mask, few_keys=False, runs=runs)
-    if any_length or (ranges is not None and ranges.is_exact):
+    given_up = ranges is None and any(obstacle.node is mask for obstacle in found)
+    if any_length or given_up or (ranges is not None and ranges.is_exact):
         return ranges
     attempts = [(True, LONGEST)]
     if any(obstacle.reason.startswith(MAY_WRAP) for obstacle in found):

@@ -28,7 +28,7 @@ from flexc.ir.types import DType
 _TURNED = {Op.LT: Op.LE, Op.LE: Op.LT, Op.EQ: Op.NE, Op.NE: Op.EQ}
 _PASSES = 2  # how often keys may start again at 0 in `kv_idx % c`: the two halves of block diffusion
 _MOST_PIECES = 48
-_MOST_STEPS = 500
+_MOST_STEPS = 200
 
 Keys = list[Piece]
 

@@ -72,9 +72,15 @@ class Algebra:
         """The symbol of a node."""
         found = self._symbols.get(node)
         if found is None:
-            found = self._symbols[node] = sympy.Symbol(to_text(node), integer=True)
+            found = self._symbols[node] = sympy.Symbol(self._name(node), integer=True)
             self._nodes[found] = node
         return found
+
+    def _name(self, node: Expr) -> str:
+        """The same in every run, as sums are in the order of names: the text of a small node, or a number."""
+        if all(not inner.args for arg in node.args for inner in arg.args):
+            return to_text(node)
+        return f"~{len(self._symbols):04}"
 
     # From expressions.
 
