@@ -126,4 +126,8 @@ def add_scattered(
     if not bool(inside.all()):
         summed = torch.where(inside, summed, 0.0)
         flat = torch.where(inside, flat, 0)
-    total.index_add_(0, flat.expand(summed.shape).reshape(-1), summed.reshape(-1))
+    where, what_is_added = flat.expand(summed.shape).reshape(-1), summed.reshape(-1)
+    if total.dtype is torch.float64 and len(total) <= len(where):
+        total += torch.bincount(where, what_is_added, minlength=len(total))  # three times faster
+    else:
+        total.index_add_(0, where, what_is_added)

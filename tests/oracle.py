@@ -2,7 +2,8 @@
 
 A result may be at most twice as far from the fp64 golden as what plain PyTorch computes in the same dtype,
 plus one unit in the last place of the largest golden value, plus the golden's own round-off. Gradients go by
-the same rule; those of a single number are also allowed the rounding of the terms that they are the sum of.
+the same rule; those of sinks and of 0-dim tensors, which are few numbers, are also allowed the rounding of
+the terms that they are the sums of.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class GoldenGradients:
     """What the gradients of a call should be (fp64), and what plain PyTorch gives in its inputs' dtypes.
 
     In the order of q, k, v, the sinks if there are any, and the captured tensors that were named. `round_off`
-    is that of the terms of each sum in 32 bits: a single number, such as the gradient of a 0-dim tensor, can
-    come out of plain PyTorch right by luck.
+    is that of the terms of a sum in 32 bits, for sinks and 0-dim tensors: a few numbers can come out of plain
+    PyTorch right by luck.
     """
 
     names: tuple[str, ...]
@@ -109,7 +110,6 @@ def golden_gradients(
     """
     tensors = [q, k, v, *(() if sinks is None else (sinks,)), *captured]
     fixed = 3 if sinks is None else 4
-
     pairs = (*k.shape[:2], q.shape[1] // k.shape[1], q.shape[2], k.shape[2])
 
     def gradients(wide: bool) -> list[torch.Tensor]:
@@ -132,11 +132,17 @@ def golden_gradients(
     terms = gradients(True)
     eps = 4 * torch.finfo(torch.float64 if q.dtype is torch.float64 else torch.float32).eps
     numbers = [x.dim() == 0 for x in tensors]
+    round_off = [eps * float(g.norm()) * single for g, single in zip(terms, numbers, strict=True)]
+    if sinks is not None:
+        exact = golden(q, k, v, sinks=sinks, **arguments)
+        weights = (sinks.detach().double().view(1, -1, 1) - exact.lse).exp()
+        each = weights * (grad_out * exact.out).abs().sum(-1)
+        round_off[3] = eps * float(each.norm(dim=(0, 2)).max())
     return GoldenGradients(
         names=tuple(names),
         golden=tuple(g.sum() if single else g for g, single in zip(terms, numbers, strict=True)),
         plain=tuple(gradients(False)),
-        round_off=tuple(eps * float(g.norm()) * single for g, single in zip(terms, numbers, strict=True)),
+        round_off=tuple(round_off),
     )
 
 
