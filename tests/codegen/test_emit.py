@@ -57,6 +57,7 @@ def test_every_op_has_a_triton_form(op: Op) -> None:
         (compare(Op.EQ, FLAG, compare(Op.LT, Q, N)), "~((flag != 0) ^ (q_idx < n))"),
         (binary(Op.ADD, SCORE, const(-2.5)), "score + -2.5"),
         (binary(Op.MUL, SCORE, const(-2.5)), "score * -2.5"),
+        (binary(Op.MUL, input_(Input.GRAD), SCORE), "grad * score"),
         (where(FLAG, SCORE, const(float("-inf"))), 'tl.where(flag != 0, score, float("-inf"))'),
         (cast(DISTANCE, DType.F32), "(q_idx - kv_idx).to(tl.float32)"),
         (cast(const(3), DType.F32), "3.0"),
