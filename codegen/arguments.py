@@ -54,6 +54,9 @@ class Source(Enum):
     K_DESCRIPTOR = "k_descriptor"
     V_DESCRIPTOR = "v_descriptor"
     OUT_DESCRIPTOR = "out_descriptor"
+    DROPOUT_SEED = "dropout_seed"
+    DROPPED_BELOW = "dropped_below"
+    SURVIVORS_WEIGHT = "survivors_weight"
     # Of the backward.
     GRAD_OUT = "grad_out"
     GRAD_LSE = "grad_lse"
@@ -111,8 +114,9 @@ RESERVED = frozenset({
     "padded_len", "padded_at", "ROWS_PADDED_TO", "strange", "kv_tiles", "kv_heads", "head", "parts",
     "part", "first_head", "heads_per_program", "in_rows", "in_columns", "q_first", "q_end", "row_at",
     "part_at", "score_mod_grad", "attention_backward_rows", "attention_backward_kv",
-    "attention_backward_q", "member", "modified", "live", "element", "inside", "turn", "turned", "sums",
-    "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
+    "attention_backward_q", "member", "modified", "kept", "survives", "weight", "seed", "seed_ptr",
+    "dropped_below", "survivors_weight", "stream", "live", "element", "inside", "turn", "turned",
+    "sums", "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip
@@ -220,4 +224,16 @@ def forward_arguments(
         *(block_map if spec.blocks is Blocks.MAP else []),
         *strides,
         *shape,
+        *dropout_arguments(spec),
     )
+
+
+def dropout_arguments(spec: AttentionSpec) -> list[Argument]:
+    """What dropout takes at each call: where its seed is, and two numbers that say how much."""
+    if not spec.dropout:
+        return []
+    return [
+        Argument("seed_ptr", "*i64", Source.DROPOUT_SEED),
+        Argument("dropped_below", "i64", Source.DROPPED_BELOW),
+        Argument("survivors_weight", "fp32", Source.SURVIVORS_WEIGHT),
+    ]

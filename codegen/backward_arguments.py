@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexc.codegen.arguments import Argument, Source, capture_arguments
+from flexc.codegen.arguments import Argument, Source, capture_arguments, dropout_arguments
 from flexc.codegen.backward_form import adds_exactly, backward_form
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.ir.expr import Expr
@@ -77,6 +77,7 @@ def _kv(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *_strides(spec, ("q", "k", "v", "dout", "dk", "dv")),
         *_shape(),
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
+        *dropout_arguments(spec),
     )
 
 
@@ -89,6 +90,7 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *_block_map(spec),
         *_strides(spec, ("q", "k", "v", "dout", "dq")),
         *_shape(),
+        *dropout_arguments(spec),
     )
 
 

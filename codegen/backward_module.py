@@ -101,6 +101,7 @@ class _Backward:
     convert_v: bool
     masked: bool
     rescue_nan: bool
+    dropout: bool
     scatters: tuple[_Scatter, ...]
     adds_exactly: bool
     adds_diagonals: bool
@@ -246,6 +247,7 @@ def _view(
         convert_v=spec.v_storage is not spec.q_storage,
         masked=spec.blocks is Blocks.MAP,
         rescue_nan=plan.rescue_nan,
+        dropout=spec.dropout,
         scatters=_scatters(backward, form, emitted, names),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
         adds_diagonals=any(s.sum is Sum.DIAGONAL for s in form.scatters),

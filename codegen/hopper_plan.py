@@ -53,6 +53,8 @@ def unfit(spec: AttentionSpec, target: Target) -> str | None:
         return "q, k and v differ in element type"
     if max(spec.head_dim, spec.head_dim_v) > 256:
         return "a head dimension is above 256"
+    if spec.dropout:
+        return "it has no dropout"
     if not spec.aligned:
         return "TMA needs addresses and strides that are multiples of 16 bytes"
     return None

@@ -76,6 +76,7 @@ class _Forward:
     sinks: bool
     lse: bool
     rescue_nan: bool
+    dropout: bool
 
 
 # Which rows of a head come first, and where those of a program start.
@@ -167,6 +168,7 @@ def _view(
         sinks=spec.has_sinks,
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
+        dropout=spec.dropout,
     )
 
 

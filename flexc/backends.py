@@ -19,9 +19,6 @@ ON_GPU = ("auto", "triton", "hopper")
 
 _LATER = {"blackwell": "the Blackwell kernels"}
 
-DIFFERENTIABLE = frozenset({"cpu", "reference"})
-"""The backends that have a backward."""
-
 Wanted = frozenset[str | int]
 """What needs a gradient: "q", "k", "v", "sinks", and the slots of captured tensors."""
 
@@ -41,10 +38,10 @@ def choose(backend: str, device: torch.device, dropout_p: float = 0.0) -> str:
         backend = "auto" if device.type == "cuda" else "cpu"
     if backend in _LATER:
         raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
-    if backend in ON_GPU and dropout_p:
+    if backend == "hopper" and dropout_p:
         raise UnsupportedFeature(
-            f"dropout_p is {dropout_p}; the GPU kernels of this version have no dropout",
-            hint="pass dropout_p=0.0",
+            f"dropout_p is {dropout_p}, and the Hopper kernels have no dropout",
+            hint='backend="auto" takes kernels that do',
         )
     if backend not in BACKENDS:
         raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
@@ -96,6 +93,11 @@ def backward(
         from flexc import reference
 
         return reference.backward(call, out, lse, grad_out, grad_lse, wanted)
+    if backend in ON_GPU:
+        from flexc import gpu_backward
+        from flexc.refit import refitted
+
+        return gpu_backward.backward(refitted(call), out, lse, grad_out, grad_lse, wanted)
     from flexc import cpu_backward
 
     return cpu_backward.backward(call, out, lse, grad_out, grad_lse, wanted)

@@ -71,6 +71,7 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         positive_scale=call.scale > 0,
         long_indices=max(q.shape[2], k.shape[2]) >= SHORT,
         unit_stride=unit_strides(call.values) if call.values else frozenset(),
+        dropout=call.dropout_p > 0,
         max_block_q=256 if given is None else _largest_power(given.block_q),
         max_block_kv=256 if given is None else _largest_power(given.block_kv),
     )

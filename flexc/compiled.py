@@ -36,7 +36,7 @@ from flexc.check import (
 )
 from flexc.device_map import DeviceMap
 from flexc.errors import InternalError
-from flexc.execute import check_backward, new_seed
+from flexc.execute import new_seed
 from flexc.frontend.subgraph import Calls, trace_subgraph
 from flexc.map_tensors import arrays_of
 from flexc.resolve import combine
@@ -152,7 +152,7 @@ class _Capture(HigherOrderOperator):
         sinks, seed, blocks = given["sinks"], given["seed"], given["blocks"]
         differentiates = _needs_gradient(q, k, v, sinks, *tensors)
         if differentiates:
-            check_backward(choose(given["backend"], q.device))
+            choose(given["backend"], q.device)
             check_gradients_exist(mods, traces.values)
         statement = Statement(
             score=score,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flexc.backends import DIFFERENTIABLE, forward
+from flexc.backends import forward
 from flexc.call import AttentionCall
 from flexc.errors import NotDifferentiable
 
@@ -26,25 +26,14 @@ def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
     tensors = [x for x in (call.q, call.k, call.v, call.sinks, *call.values) if isinstance(x, torch.Tensor)]
     plain = not is_watched() and all(type(x) in _PLAIN for x in tensors)
     differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if differentiates:
-        check_backward(backend)
-        if call.out is not None:
-            raise NotDifferentiable(
-                "an input requires a gradient, and the result is written to out=",
-                hint="leave out= away, or call it under torch.no_grad()",
-            )
+    if differentiates and call.out is not None:
+        raise NotDifferentiable(
+            "an input requires a gradient, and the result is written to out=",
+            hint="leave out= away, or call it under torch.no_grad()",
+        )
     if plain and (backend == "reference" or not differentiates):
         return forward(call, backend, key)
     return _through_operator(call, backend, differentiates)
-
-
-def check_backward(backend: str) -> None:
-    """The backend has a backward. Raises NotDifferentiable."""
-    if backend not in DIFFERENTIABLE:
-        raise NotDifferentiable(
-            f'an input requires a gradient, and backend="{backend}" has no backward in this version',
-            hint='call it under torch.no_grad(), or pass backend="reference" (dense) to differentiate',
-        )
 
 
 def is_watched() -> bool:

@@ -53,6 +53,8 @@ def run(
         scale=call.scale,
         sinks=call.sinks,
         out=call.out,
+        dropout_p=call.dropout_p,
+        dropout_seed=call.dropout_seed,
     )
     if key is not None and spec.aligned and launch.programs and can_keep(call):
         held = (call.mods, block_map, launch.uploads)

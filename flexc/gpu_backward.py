@@ -15,6 +15,7 @@ from flexc.callspec import is_aligned, spec_of
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
 from flexc.ir.spec import Blocks
+from flexc.pack import dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
 
 
@@ -117,6 +118,10 @@ class _Backward:
             Source.KV_LEN: call.k.shape[2],
             Source.SCALE: call.scale,
         }
+        if call.dropout_p:
+            self.tensors[Source.DROPOUT_SEED] = seed_on(call.dropout_seed, q.device)
+            below, weight = dropout_numbers(call.dropout_p)
+            self.numbers |= {Source.DROPPED_BELOW: below, Source.SURVIVORS_WEIGHT: weight}
         # A 0-dim tensor may lie on the CPU.
         self.values = tuple(x.to(q.device) if isinstance(x, torch.Tensor) else x for x in call.values)
 
@@ -233,9 +238,9 @@ _STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K,
 
 def _from_words(words: torch.Tensor) -> torch.Tensor:
     """What `add_exactly` added up: (n, 4) int64 to (n,) fp64, NaN where a term was no number."""
-    weights = torch.tensor([2.0**-10, 2.0**-50, 2.0**-90], dtype=torch.float64, device=words.device)
-    high, middle, low = (words[:, :3].double() * weights).unbind(1)
-    return torch.where(words[:, 3] == 0, high + (middle + low), torch.nan)
+    high, middle, low, strange = words.unbind(1)
+    total = high.double() * 2.0**-10 + (middle.double() * 2.0**-50 + low.double() * 2.0**-90)
+    return torch.where(strange == 0, total, torch.nan)
 
 
 def _parts(programs: int, group: int, processors: int) -> int:

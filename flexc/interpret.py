@@ -16,7 +16,7 @@ from flexc.codegen.target import TARGETS
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.stretches import stretches
 from flexc.map_cache import effective_block_map
-from flexc.pack import Tensors, pack
+from flexc.pack import Tensors, pack, seed_on
 
 # The interpreter has no inline assembly, and multiplies fp32 as numpy does; sm80's plan is the portable one.
 OPTIONS = (("fast_tanh", False), ("precision", "ieee"))
@@ -40,9 +40,18 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
     if block_map is not None:
         offsets, walk = (torch.from_numpy(x) for x in stretches(block_map))
     sinks = None if call.sinks is None else call.sinks.float().contiguous()
-    tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, walk)
+    seed = seed_on(call.dropout_seed, q.device) if call.dropout_p else None
+    tensors = Tensors(q, call.k, v, out, lse, sinks, offsets, walk, seed)
     entry[(programs,)](
-        *pack(generated.arguments, tensors, call.values, block_map, call.scale, address=lambda x: x)
+        *pack(
+            generated.arguments,
+            tensors,
+            call.values,
+            block_map,
+            call.scale,
+            call.dropout_p,
+            address=lambda x: x,
+        )
     )
     return out, lse
 

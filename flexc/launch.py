@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flexc.pack import Tensors, pack
+from flexc.pack import Tensors, pack, seed_on
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
@@ -32,6 +32,8 @@ class Launch:
         scale: float,
         sinks: torch.Tensor | None,
         out: torch.Tensor | None,
+        dropout_p: float = 0.0,
+        dropout_seed: torch.Tensor | int = 0,
     ) -> None:
         batch, heads, q_len, _ = q.shape
         device = q.device
@@ -44,11 +46,21 @@ class Launch:
         self.programs = min(tiles, _processors(device.index)) if kernel.artifact.shares_tiles else tiles
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(
-            q, k, v, out, lse, None if sinks is None else sinks.float().contiguous(), *self.uploads
+            q,
+            k,
+            v,
+            out,
+            lse,
+            None if sinks is None else sinks.float().contiguous(),
+            self.uploads[0],
+            self.uploads[1],
+            seed=seed_on(dropout_seed, device) if dropout_p else None,
         )
         # A 0-dim tensor may lie on the CPU. The copies are held: the arguments have only their addresses.
         self.values = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in values)
-        self.arguments = pack(kernel.artifact.arguments, self.tensors, self.values, block_map, scale)
+        self.arguments = pack(
+            kernel.artifact.arguments, self.tensors, self.values, block_map, scale, dropout_p
+        )
 
     @property
     def tail(self) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.codegen.arguments import Argument, Source
+from flexc.philox import survivors_weight
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
@@ -30,6 +31,8 @@ class Tensors:
     sinks: torch.Tensor | None
     map_offsets: torch.Tensor | None
     map_stretches: torch.Tensor | None
+    seed: torch.Tensor | None = None
+    """Of dropout, 0-dim int64."""
 
 
 def pack(
@@ -38,6 +41,7 @@ def pack(
     values: Sequence[Value],
     block_map: BlockMap | DeviceMap | None,
     scale: float,
+    dropout_p: float = 0.0,
     *,
     address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,
 ) -> list[int | float | torch.Tensor]:
@@ -72,7 +76,21 @@ def pack(
     packed += shape
     if any(a.source is Source.BATCH for a in arguments):
         packed.append(q.shape[0])
+    if tensors.seed is not None:
+        packed += [address(tensors.seed), *dropout_numbers(dropout_p)]
     return packed
+
+
+def dropout_numbers(dropout_p: float) -> tuple[int, float]:
+    """Weights with random words below the first are dropped, the others are multiplied by the second."""
+    return int(dropout_p * 2**32), survivors_weight(dropout_p)
+
+
+def seed_on(seed: torch.Tensor | int, device: torch.device) -> torch.Tensor:
+    """The seed of dropout as a kernel reads it: 0-dim int64 on its device."""
+    if isinstance(seed, torch.Tensor):
+        return seed.to(device)
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)
 
 
 CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flexc import masks, scores
+from flexc import masks, reference, scores
 from flexc.call import Gradients
 from flexc.gpu import run
 from flexc.gpu_backward import backward
@@ -196,3 +196,22 @@ def test_gradients_of_captured_tensors_are_the_same_bits_in_any_order() -> None:
     )  # batches in another order
     second = _backward(Problem(flipped, given.grad_out.flip(0), None), slots)
     assert torch.equal(first.values[slots[0]], second.values[slots[0]])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [3, 2**63 + 2**40 + 5])
+def test_dropout_drops_the_same_weights_as_the_reference(seed: int) -> None:
+    given = problem(*_qkv(40, 50), mask_mod=masks.causal, dropout_p=0.3, dropout_seed=seed, options=OPTIONS)
+    out, lse = run(given.call)
+    expected, _ = reference.run(given.call)
+    torch.testing.assert_close(out, expected)
+    undropped = run(replace(given.call, dropout_p=0.0))[1]
+    assert lse is not None
+    assert undropped is not None
+    assert torch.equal(lse, undropped)
+    check_gradients(given, _backward(given, ("q", "k", "v")), ("q", "k", "v"))
+
+
+def test_dropout_of_everything_and_of_pairs_that_a_bias_is_added_to() -> None:
+    _check(*_qkv(20, 40), dropout_p=1.0, dropout_seed=1)
+    bias = scores.relative_bias(torch.randn(4, 45))
+    _check(*_qkv(20, 40), score_mod=bias, dropout_p=0.5, dropout_seed=7, with_lse=True)
