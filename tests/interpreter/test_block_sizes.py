@@ -15,6 +15,8 @@ from tests.oracle import golden
 
 TILES = {"block_q": 16, "block_kv": 16, "num_warps": 4, "num_stages": 1}
 
+BACKWARD_TILES = {**TILES, **{f"backward_{name}": value for name, value in TILES.items()}}
+
 
 def check(block_mask: Any, *, q_len: int = 70, kv_len: int = 90, **arguments: Any) -> None:
     q, k, v = torch.randn(2, 4, q_len, 16), torch.randn(2, 2, kv_len, 16), torch.randn(2, 2, kv_len, 16)
@@ -46,6 +48,30 @@ def test_blocks_that_say_more_than_the_mask(shape: tuple[int, int]) -> None:
     check(lists(*shape, (20, 34)))
     check(lists(*shape, (20, 34), masks.causal), mask_mod=masks.sliding_window(50))
     check(lists(*shape, (32, 16), masks.causal))
+
+
+@pytest.mark.parametrize("size", [(20, 34), (32, 16)], ids=str)
+def test_gradients(size: tuple[int, int]) -> None:
+    block_mask = lists(1, 4, size, masks.causal)
+    scale = torch.tensor(0.5)
+    inputs = [torch.randn(2, heads, n, 16) for heads, n in ((4, 70), (2, 90), (2, 90))] + [scale]
+    grad = torch.randn(2, 4, 70, 16)
+    found = {}
+    for backend in ("triton", "reference"):
+        q, k, v, factor = (x.clone().requires_grad_() for x in inputs)
+        out = flexc.attention(
+            q,
+            k,
+            v,
+            block_mask=block_mask,
+            score_mod=lambda score, b, h, q_idx, kv_idx, factor=factor: score * factor,
+            backend=backend,
+            options=BACKWARD_TILES if backend == "triton" else None,
+        )
+        out.backward(grad)
+        found[backend] = (q.grad, k.grad, v.grad, factor.grad)
+    for actual, expected in zip(found["triton"], found["reference"], strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_a_table_that_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
