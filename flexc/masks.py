@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexc.check import check_is_tensor
 from flexc.errors import InvalidMask
-from flexc.mods import MaskMod, mask_mod
+from flexc.mods import MaskMod, made_again, mask_mod
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx >= kv_idx
 
 
+@made_again
 def sliding_window(W: int) -> MaskMod:
     """Causal, the last `W` keys, self included: `q_idx - W < kv_idx <= q_idx`.
 
@@ -52,6 +53,7 @@ def sliding_window(W: int) -> MaskMod:
     return sliding_window
 
 
+@made_again
 def prefix_lm(P: int | torch.Tensor) -> MaskMod:
     """The first `P` keys are seen by all queries, the others causally.
 
@@ -73,6 +75,7 @@ def prefix_lm(P: int | torch.Tensor) -> MaskMod:
     return prefix_lm_batch
 
 
+@made_again
 def document(doc_ids: torch.Tensor) -> MaskMod:
     """A query sees the keys of its own document. Compose with `causal` for packed language modelling.
 
@@ -96,6 +99,7 @@ def document(doc_ids: torch.Tensor) -> MaskMod:
     return document
 
 
+@made_again
 def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
     """A query sees the keys of its own document; documents are packed one after another.
 
@@ -123,6 +127,7 @@ def document_from_cu_seqlens(cu_seqlens: torch.Tensor) -> MaskMod:
     return document_from_cu_seqlens
 
 
+@made_again
 def chunked(C: int) -> MaskMod:
     """Causal within chunks of `C` positions; nothing crosses a chunk's border."""
     _check_positive(C=C)
@@ -134,6 +139,7 @@ def chunked(C: int) -> MaskMod:
     return chunked
 
 
+@made_again
 def dilated(W: int, d: int) -> MaskMod:
     """Causal, `W` keys at a stride of `d`, self included: distances 0, d, 2d, ... (W - 1) d."""
     _check_positive(d=d)
@@ -146,6 +152,7 @@ def dilated(W: int, d: int) -> MaskMod:
     return dilated
 
 
+@made_again
 def global_tokens(is_global: torch.Tensor, W: int) -> MaskMod:
     """Longformer (Beltagy et al., 2020): a window of `W` positions to either side, and global tokens.
 
@@ -165,6 +172,7 @@ def global_tokens(is_global: torch.Tensor, W: int) -> MaskMod:
     return global_tokens
 
 
+@made_again
 def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
     """Neighbourhood attention (Hassani et al., 2023) over an image in row-major order.
 
@@ -191,6 +199,7 @@ def natten2d(height: int, width: int, kernel: int | tuple[int, int]) -> MaskMod:
     return natten2d
 
 
+@made_again
 def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, int]) -> MaskMod:
     """Neighbourhood attention over a video or volume.
 
@@ -216,6 +225,7 @@ def natten3d(depth: int, height: int, width: int, kernel: int | tuple[int, int, 
     return natten3d
 
 
+@made_again
 def sliding_tile_2d(height: int, width: int, tile: tuple[int, int], window: tuple[int, int]) -> MaskMod:
     """Sliding tile attention (Zhang et al., 2025) over an image: whole tiles see whole tiles.
 
@@ -244,6 +254,7 @@ def sliding_tile_2d(height: int, width: int, tile: tuple[int, int], window: tupl
     return sliding_tile_2d
 
 
+@made_again
 def sliding_tile_3d(
     depth: int, height: int, width: int, tile: tuple[int, int, int], window: tuple[int, int, int]
 ) -> MaskMod:
@@ -270,6 +281,7 @@ def sliding_tile_3d(
     return sliding_tile_3d
 
 
+@made_again
 def block_diffusion(L: int, bs: int) -> MaskMod:
     """Training mask of block diffusion (Arriola et al., 2025, section 3.1) over `2 L` positions.
 
@@ -291,6 +303,7 @@ def block_diffusion(L: int, bs: int) -> MaskMod:
     return block_diffusion
 
 
+@made_again
 def tree(ancestors: torch.Tensor) -> MaskMod:
     """Verification of a tree of draft tokens: a query sees its path to the root, and the context.
 

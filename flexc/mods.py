@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flexc.block_mask import BlockMask
 
 Function = Callable[..., Any]
+Maker = TypeVar("Maker", bound=Callable[..., Any])
 _tracing = threading.RLock()
 """Held while a function is traced: by one thread at a time."""
 
@@ -40,6 +41,8 @@ class Mod(Traceable):
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self.recipe: tuple[Any, ...] | None = None
+        """What made the mod, and from what: how a copy or a pickle of it is made."""
         self._trace: Trace | None = None
         if torch.compiler.is_dynamo_compiling():
             return  # a composition, made where it is used; nobody asks for its name
@@ -68,6 +71,8 @@ class Mod(Traceable):
         name = getattr(self, "__qualname__", "")
         if _named(getattr(self, "__module__", None), name) is self:
             return str(name)  # a decorated function is pickled as a function is: by its name
+        if self.recipe is not None:
+            return _made_again, self.recipe
         return type(self), (self.function,)
 
     def __repr__(self) -> str:
@@ -195,6 +200,25 @@ def score_mod(function: Function) -> ScoreMod:
     return _make(ScoreMod, function)
 
 
+def made_again(maker: Maker) -> Maker:
+    """Decorates a function that makes mods: copies and pickles of them are made by calling it again.
+
+    A copied model then has masks and biases over its own tensors, not over those of the original.
+    """
+
+    @functools.wraps(maker)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        mod = maker(*args, **kwargs)
+        mod.recipe = (make, args, kwargs)
+        return mod
+
+    return make  # type: ignore[return-value]
+
+
+def _made_again(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return make(*args, **kwargs)
+
+
 class _Memo:
     """The mods of one function, kept with the function.
 
@@ -272,4 +296,4 @@ def _is(one: Function, other: Function) -> bool:
     return one is other
 
 
-__all__ = ["MaskMod", "Mod", "ScoreMod", "as_mask_mod", "as_score_mod", "mask_mod", "score_mod"]
+__all__ = ["MaskMod", "Mod", "ScoreMod", "as_mask_mod", "as_score_mod", "made_again", "mask_mod", "score_mod"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flexc.check import check_is_tensor
-from flexc.mods import ScoreMod, score_mod
+from flexc.mods import ScoreMod, made_again, score_mod
 
 if TYPE_CHECKING:
     import torch
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["alibi", "relative_bias", "softcap", "temperature"]
 
 
+@made_again
 def alibi(slopes: torch.Tensor) -> ScoreMod:
     """Linear biases (Press et al., 2022): `score - slopes[h] * (q_idx - kv_idx)`.
 
@@ -28,6 +29,7 @@ def alibi(slopes: torch.Tensor) -> ScoreMod:
     return alibi
 
 
+@made_again
 def softcap(c: float) -> ScoreMod:
     """Scores held within (-c, c) by tanh, as in Gemma 2: `c * tanh(score / c)`."""
     import torch
@@ -39,6 +41,7 @@ def softcap(c: float) -> ScoreMod:
     return softcap
 
 
+@made_again
 def relative_bias(table: torch.Tensor) -> ScoreMod:
     """A learned bias by distance: `score + table[h, q_idx - kv_idx + (n - 1) // 2]`.
 
@@ -58,6 +61,7 @@ def relative_bias(table: torch.Tensor) -> ScoreMod:
     return relative_bias
 
 
+@made_again
 def temperature(t: float | torch.Tensor) -> ScoreMod:
     """Scores divided by `t`: below 1 sharper, above 1 flatter.
 

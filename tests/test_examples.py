@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py")
+LONG = ("demo.py", "train_bytes.py")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in LONG)
 LONGEST = 60
 
 
@@ -40,6 +41,19 @@ def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec.loader.exec_module(module)
     module.main()
     assert capsys.readouterr().out
+
+
+def test_training_equals_the_dense_computation(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "examples" / "train_bytes.py"
+    spec = importlib.util.spec_from_file_location("example_train_bytes", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    losses = module.train(steps=5, check=True)  # fails where a loss differs
+    assert losses[-1] < 0.9 * losses[0]
+    assert len(losses) == 5
+    assert "nats a byte" in capsys.readouterr().out
 
 
 def test_demo(tmp_path: Path) -> None:
