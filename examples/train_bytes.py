@@ -1,7 +1,7 @@
 """A small byte-level transformer learns Python from the standard library's own sources, on a CPU.
 
 Files are packed one after another; attention stays inside a file, sees a window of the bytes before it, and
-has a learned bias by distance. `--check` trains a twin with dense attention beside it and compares the losses.
+has a learned bias by distance. `--check` trains a twin with dense attention, and compares the losses.
 """
 
 from __future__ import annotations
@@ -41,33 +41,37 @@ class Attention(nn.Module):
         q, k, v = self.project(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         mask = flexc.masks.sliding_window(WINDOW) & same_file
         out = flexc.attention(q, k, v, mask_mod=mask, score_mod=by_distance, backend=backend)
-        return self.merge(out.transpose(1, 2).flatten(2))
+        merged: torch.Tensor = self.merge(out.transpose(1, 2).flatten(2))
+        return merged
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.attend = Attention()
+        self.feed: nn.Module = nn.Sequential(
+            nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)
+        )
+
+    def forward(self, x: torch.Tensor, files: torch.Tensor, backend: str) -> torch.Tensor:
+        x = x + self.attend(self.norm(x), files, backend)
+        y: torch.Tensor = x + self.feed(x)
+        return y
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, DIM)
-        self.layers = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    nn.LayerNorm(DIM),
-                    Attention(),
-                    nn.Sequential(
-                        nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)
-                    ),
-                ]
-            )
-            for _ in range(LAYERS)
-        )
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.head = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 256))
 
     def forward(self, data: torch.Tensor, files: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         """The mean loss of predicting each byte from those before it in its file, in nats."""
         x = self.embed(data[:, :-1])
-        for norm, attend, feed in self.layers:
-            x = x + attend(norm(x), files[:, :-1], backend)
-            x = x + feed(x)
+        for layer in self.layers:
+            x = layer(x, files[:, :-1], backend)
         loss = functional.cross_entropy(self.head(x).flatten(0, 1), data[:, 1:].flatten(), reduction="none")
         known = (files[:, 1:] == files[:, :-1]).flatten()  # a file's first byte is anyone's guess
         return (loss * known).sum() / known.sum()
@@ -100,10 +104,7 @@ def train(steps: int = 150, batch: int = 4, check: bool = False) -> list[float]:
         for other in dense:
             torch.testing.assert_close(loss, other, rtol=ROUNDING, atol=0.0)
         if step % 10 == 0 or step == steps - 1:
-            print(
-                f"step {step:4}  {losses[-1]:.3f} nats a byte",
-                flush=True,
-            )
+            print(f"step {step:4}  {losses[-1]:.3f} nats a byte", flush=True)
     return losses
 
 

@@ -152,7 +152,6 @@ class _Capture(HigherOrderOperator):
         sinks, seed, blocks = given["sinks"], given["seed"], given["blocks"]
         differentiates = _needs_gradient(q, k, v, sinks, *tensors)
         if differentiates:
-            choose(given["backend"], q.device)
             check_gradients_exist(mods, traces.values)
         statement = Statement(
             score=score,

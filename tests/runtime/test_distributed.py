@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runtime.test_operator import Layer
@@ -66,7 +66,7 @@ def test_two_processes_train_as_one(kind: str, compiled: bool, tmp_path: Path) -
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_process, (port, kind, compiled, str(tmp_path)), nprocs=WORLD)
+    spawn(_process, (port, kind, compiled, str(tmp_path)), nprocs=WORLD)
     each = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
     mean = [sum(losses) / WORLD for losses in zip(*each, strict=True)]
     assert mean == pytest.approx(_steps(_model(), _batch()), rel=1e-5)

@@ -110,8 +110,9 @@ def test_selective_checkpoint(saved: bool) -> None:
     out = checkpoint(
         layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy)
     )
+    assert isinstance(out, torch.Tensor)
     with Counting() as counted:
-        _equal(_grads(layer, out), expected)  # type: ignore[arg-type]
+        _equal(_grads(layer, out), expected)
     again = [] if saved else ["attention.default"]
     assert counted.names == [*again, "attention_backward.default"]
 
@@ -131,7 +132,7 @@ def test_opcheck() -> None:
         lambda score, b, h, q_idx, kv_idx: score + bias[h, q_idx - kv_idx + 9], flexc.masks.sliding_window(4)
     )
     text = statement.text_of(statement.Statement(mods.score, mods.mask, mods.captures, backend="cpu"), mods)
-    given = (*statement.split_values(mods.captures, values), [], 0.5, text)
+    given: tuple[Any, ...] = (*statement.split_values(mods.captures, values), [], 0.5, text)
     torch.library.opcheck(torch.ops.flexc.attention.default, (q, k, v, None, None, *given))
 
 
@@ -152,10 +153,19 @@ def test_copies_and_pickles_of_models() -> None:
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(twin(x), expected)
         assert twin.bias is not layer.bias
+        assert twin.mask.explain(9, 9) == layer.mask.explain(9, 9)
         with torch.no_grad():
             twin.bias.add_(torch.randn_like(twin.bias))
         assert not torch.equal(twin(x), expected)
         assert torch.equal(layer(x), expected)
+
+
+def test_copied_mods_read_the_tensors_of_the_copy() -> None:
+    table = torch.nn.Parameter(torch.randn(2, 9))
+    model = torch.nn.ParameterDict({"table": table})
+    twin, score = copy.deepcopy((model, flexc.scores.relative_bias(table)))
+    assert any(value is twin["table"] for value in score.trace().values)
+    assert isinstance(pickle.loads(pickle.dumps(score)), flexc.ScoreMod)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -173,9 +183,9 @@ def test_export(strict: bool) -> None:
 
 def test_func_grad() -> None:
     layer, x = Layer(), torch.randn(2, 12, 8)
-    parameters = dict(layer.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(layer.named_parameters())
 
-    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(parameters: dict[str, torch.Tensor]) -> Any:
         return torch.func.functional_call(layer, parameters, (x,)).pow(2).sum()
 
     found = torch.func.grad(loss)(parameters)
