@@ -44,6 +44,8 @@ def times(grad: Expr, factor: Expr) -> Expr:
     if undone is not None:
         return undone
     number = literal(factor)
+    if number is not None and grad.op is Op.NEG:
+        return times(grad.args[0], _number(-number))
     joined = None if number is None else _scaled(grad, float(number))
     return binary(Op.MUL, grad, factor) if joined is None else joined
 

@@ -13,6 +13,7 @@ COS.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +27,7 @@ from flexc.ir.bounds_float import FLOAT_RULES, float_literal, rounded
 from flexc.ir.bounds_integer import INTEGER_RULES, full_range, in_range
 from flexc.ir.expr import Expr, topological
 from flexc.ir.interval_types import Bounds
-from flexc.ir.ops import COMPARISONS, Input, Op
+from flexc.ir.ops import COMPARISONS, FLOAT_INPUTS, Input, Op
 from flexc.ir.types import DType
 
 LoadBounds = Callable[[int, tuple[Bounds, ...]], Bounds]
@@ -172,6 +173,8 @@ def _const(env: IntervalEnv, node: Expr, args: tuple[Bounds, ...]) -> Bounds:
 
 def _input(env: IntervalEnv, node: Expr, args: tuple[Bounds, ...]) -> Bounds:
     assert isinstance(node.attr, Input)
+    if node.attr in FLOAT_INPUTS and node.attr not in env.inputs:
+        return float_literal(env.xp, math.nan)  # a score or a gradient may be anything
     if node.attr not in env.inputs:
         raise InternalError(f"bounds: no range for the input {node.attr.value}")
     return Bounds(*env.inputs[node.attr])

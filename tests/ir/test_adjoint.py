@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from flexc.ir.adjoint_rules import ENDS, NO_DERIVATIVE, RULES
 from flexc.ir.build import binary, cast, compare, const, input_, load, logic, scalar, unary, where
 from flexc.ir.evaluate import Env, evaluate, evaluate_all
 from flexc.ir.expr import Expr, rebuild, topological, with_args
+from flexc.ir.interval import IntervalEnv, bounds
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.printer import to_text
@@ -196,6 +198,29 @@ def test_random_scores_against_autograd(root: Expr) -> None:
         torch.testing.assert_close(actual[fair], expected[fair], rtol=1e-6, atol=1e-8)
 
 
+@settings(max_examples=200, deadline=None)
+@given(root=floats(3, score=True))
+def test_random_scores_against_finite_differences(root: Expr) -> None:
+    """Where two step widths agree on the slope: no kink or jump is near, and nothing overflows."""
+    root = simplify(root)
+    values = [torch.from_numpy(v) if hasattr(v, "dtype") else v for v in capture_values(5)]
+    values[3] = values[3].double()
+    inputs: dict[Input, Any] = full_grid(torch, (1, 3, 4, 3))
+    score = torch.randn(1, 3, 4, 3, dtype=torch.float64)
+
+    def value(step: float) -> torch.Tensor:
+        env = Env({**inputs, Input.SCORE: score + step}, values, torch, torch.float64)
+        found: torch.Tensor = evaluate(root, env)
+        return found.expand(score.shape)
+
+    slopes = [(value(step) - value(-step)) / (2 * step) for step in (1e-5, 2e-5)]
+    env = Env({**inputs, Input.SCORE: score, Input.GRAD: f64(1.0)}, values, torch, torch.float64)
+    actual = evaluate(adjoint(root).score_grad, env).expand(score.shape)
+    size = 1 + value(0.0).abs()
+    smooth = ((slopes[0] - slopes[1]).abs() < 1e-7 * size) & (slopes[0].abs() < 1e4) & (size < 1e4)
+    torch.testing.assert_close(actual[smooth], slopes[0][smooth], rtol=1e-4, atol=1e-4)
+
+
 def test_scatters_and_their_axes() -> None:
     bias = load(2, (B, H, Q, binary(Op.SUB, Q, KV)), DType.F32)
     table = load(1, (KV,), DType.F32)
@@ -258,6 +283,12 @@ def test_why_there_is_no_gradient() -> None:
     both = logic(Op.AND, compare(Op.LT, read, const(0.0)), compare(Op.LT, SCORE, const(0.0)))
     assert "only compared" in str(obstacle(where(both, SCORE, const(-1.0)), 0))
     assert obstacle(unary(Op.FLOOR, read), 0) is None, "it is 0, as in PyTorch"
+
+
+def test_nothing_is_known_of_scores_and_gradients() -> None:
+    env = IntervalEnv({}, [], lambda slot, indices: indices[0], np)
+    for unknown in (SCORE, GRAD, binary(Op.MUL, GRAD, const(2.0))):
+        assert bounds(unknown, env) == (-math.inf, math.inf)
 
 
 def test_the_gradient_is_an_input_of_adjoints_only() -> None:
