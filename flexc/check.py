@@ -60,6 +60,15 @@ def check_closed_form(
     )
 
 
+def check_blocks(blocks: tuple[int, int], tiles: tuple[int, int]) -> None:
+    """The tiles of a compiled kernel divide the blocks of a map (q, kv). Raises BlockMaskMismatch."""
+    if blocks[0] % tiles[0] or blocks[1] % tiles[1]:
+        raise BlockMaskMismatch(
+            f"the block mask has blocks of {blocks}, the kernel was compiled for tiles of {tiles}",
+            hint=f"make it with BLOCK_SIZE={tiles}, or multiples of these",
+        )
+
+
 def check_scale(scale: object, head_dim: int) -> float:
     """The factor of the scores: `scale`, or `1 / sqrt(head_dim)` for None. Raises UnknownOption."""
     if scale is None:

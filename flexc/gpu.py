@@ -10,7 +10,7 @@ import torch
 
 from flexc.call import AttentionCall
 from flexc.callspec import STORAGE, spec_of
-from flexc.check import check_block_map, check_closed_form, check_tensors
+from flexc.check import check_block_map, check_blocks, check_closed_form, check_tensors
 from flexc.choice import design_for
 from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, UnsupportedDtype
 from flexc.ir.spec import Blocks
@@ -101,6 +101,8 @@ def run_kernel(
         raise DeviceMismatch(f"q is on {q.device}", hint="a compiled kernel runs on a GPU")
     if block_map is not None:
         check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)
+        tiles = (kernel.artifact.block_q, kernel.artifact.block_kv)
+        check_blocks((block_map.block_q, block_map.block_kv), tiles)
     takes = {a.source: a.type for a in kernel.artifact.arguments}
     for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
         if takes[source] != f"*{STORAGE[x.dtype].value}":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import os
 
     import torch
+    from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
 
     from flexc.block_mask import BlockMask
     from flexc.launcher import Launcher
@@ -109,7 +110,7 @@ class Kernel:
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        block_mask: BlockMask | None = None,
+        block_mask: BlockMask | TorchBlockMask | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
         captures: Mapping[str, torch.Tensor | int | float | bool] | None = None,
@@ -129,7 +130,11 @@ class Kernel:
 
         values = self._bound(captures)
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        block_map = None if block_mask is None else block_mask.block_map
+        block_map = None
+        if block_mask is not None:
+            from flexc.block_mask import as_block_mask
+
+            block_map = as_block_mask(block_mask).block_map
         return run_kernel(self, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks)
 
     def _bound(

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import flexc
 from flexc import BlockMask, masks
+from flexc.errors import BlockMaskMismatch
 from tests.oracle import golden
 
 LENGTHS = (1000, 1300)
@@ -64,3 +65,16 @@ def test_a_mask_on_the_device_is_printed_copied_and_scheduled() -> None:
         assert other.device.type == "cuda"
         assert torch.equal(other.kv_num_blocks, mask.kv_num_blocks)
         assert torch.equal(other.kv_indices, mask.kv_indices)
+
+
+def test_a_compiled_kernel_refuses_blocks_that_its_tiles_do_not_divide() -> None:
+    q = torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16)
+    options = {"blocks": "map", "block_q": 128, "block_kv": 64}
+    kernel = flexc.compile(
+        mask_mod=masks.causal, head_dim=64, dtype=torch.bfloat16, backward=False, options=options
+    )
+    made = [masks.causal.block_mask(None, None, 512, 512, device="cuda", BLOCK_SIZE=n) for n in (64, 128)]
+    with pytest.raises(BlockMaskMismatch, match=r"blocks of \(64, 64\), .* tiles of \(128, 64\)"):
+        kernel(q, q, q, block_mask=made[0])
+    out, _ = kernel(q, q, q, block_mask=made[1])
+    golden(q, q, q, mask_mod=masks.causal).check(out)

@@ -10,7 +10,7 @@ import torch
 
 import flexc
 from flexc import cpu, gpu, masks, reference
-from flexc.check import check_captures
+from flexc.check import check_blocks, check_captures
 from flexc.errors import (
     BackendUnavailable,
     BlockMaskMismatch,
@@ -196,6 +196,16 @@ def test_block_masks_of_other_lengths_batches_or_heads() -> None:
     refused(BlockMaskMismatch, message, "make it with 2", Q, K, K, block_mask=made(3, None))
     message = "the block mask has heads 2, the tensors have 4"
     refused(BlockMaskMismatch, message, "or with None", Q, K, K, block_mask=made(None, 2))
+
+
+def test_blocks_for_a_compiled_kernel_are_multiples_of_its_tiles() -> None:
+    check_blocks((128, 128), (128, 64))
+    check_blocks((96, 64), (32, 64))
+    for blocks in ((64, 64), (128, 96), (96, 128)):
+        with pytest.raises(BlockMaskMismatch) as e:
+            check_blocks(blocks, (128, 64))
+        assert f"blocks of {blocks}, the kernel was compiled for tiles of (128, 64)" in str(e.value)
+        assert "BLOCK_SIZE=(128, 64), or multiples" in str(e.value)
 
 
 def test_what_this_version_does_not_have() -> None:
