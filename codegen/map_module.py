@@ -25,8 +25,7 @@ SLAB = 16
 
 _ROWS, _CHUNK_Q, _CHUNK_KV, _LOOK_AHEAD = 128, 32, 128, 128
 
-# Names that the template uses besides those of the mods' captures and of `RESERVED`.
-_RESERVED = RESERVED | {
+MAP_RESERVED = RESERVED | {
     "ROWS", "CHUNK_Q", "CHUNK_KV", "SLAB", "LOOK_AHEAD", "EMPTY", "PARTIAL", "FULL", "UNKNOWN",
     "columns_mod", "block_map", "clipped", "meet_range", "write_stretch", "phase", "heads", "block_q",
     "block_kv", "capacity", "counts_ptr", "slab_ptr", "offsets_ptr", "stretches_ptr", "columns_ptr",
@@ -37,6 +36,7 @@ _RESERVED = RESERVED | {
     "column_kind", "column_kinds", "alike", "sees_all", "seen", "missed", "pairs", "can_be_full",
     "is_full", "joins", "starts", "fresh",
 }  # fmt: skip
+"""Names that the template uses: none of a capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class _View:
 def map_module(spec: MapSpec) -> MapKernel:
     """The file of the kernel that builds maps of a mask. It serves every target, length and block size."""
     form = spec.form
-    names = capture_names(spec.captures, _RESERVED)
+    names = capture_names(spec.captures, MAP_RESERVED)
     roots = [form.mask, *_bounds_of(form.closed.ranges if form.closed else ())]
     if form.columns is not None:
         roots.append(form.columns)
     arguments = (*_ARGUMENTS, *capture_arguments(spec, names, roots), *_SHAPE)
-    taken = {a.name for a in arguments} | _RESERVED
+    taken = {a.name for a in arguments} | MAP_RESERVED
     writer = _MaskWriter(spec, names, taken, form.mask, "mask_mod")
     columns = None if form.columns is None else _MaskWriter(spec, names, taken, form.columns, "columns_mod")
     helpers = writer.helpers | (columns.helpers if columns else frozenset())

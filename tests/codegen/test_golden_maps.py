@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
 import torch
 
 from flexc import masks
+from flexc.codegen.map_module import ENTRY, MAP_RESERVED
 from flexc.codegen.map_tools import map_tool
 from flexc.ir.runs import TileGrid
 from flexc.map_builder import BoundMask, map_kernel
@@ -29,14 +31,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_map(name: str, golden: Golden) -> None:
-    mods, values, _ = resolve(None, CASES[name])
+def generated(mask: Any) -> str:
+    mods, values, _ = resolve(None, mask)
     assert mods.mask is not None
     kernel, _, _ = map_kernel(BoundMask(mods.mask, mods.captures, values), TileGrid(64, 64, 16, 16, 2, 1))
     signature = kernel.source.partition("def block_map(")[2].partition("):")[0]
     assert [x.strip() for x in signature.split(",") if x.strip()] == [a.name for a in kernel.arguments]
-    golden(kernel.source)
+    return kernel.source
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_map(name: str, golden: Golden) -> None:
+    golden(generated(CASES[name]))
+
+
+def test_names_of_the_template_are_no_names_of_captures() -> None:
+    source = generated(CASES["documents_and_padding"])
+    kernel = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == ENTRY)
+    own = {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name)} | {a.arg for a in kernel.args.args}
+    of_captures = {name for name in own if name.startswith(("doc_ids_", "VALID_", "index"))}
+    assert own - of_captures <= MAP_RESERVED
 
 
 def test_tools(golden: Golden) -> None:

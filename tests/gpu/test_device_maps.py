@@ -58,6 +58,19 @@ def test_every_mask_of_the_corpus(entry: Entry) -> None:
         assert_same(transposed_on(built), expected.transpose())
 
 
+@pytest.mark.parametrize("blocks", [(256, 64), (512, 128), (1000, 48)])
+@pytest.mark.parametrize(
+    "name", ["causal", "sliding_window", "prefix_lm_by_batch", "document_causal", "natten2d"]
+)
+def test_blocks_of_many_queries(name: str, blocks: tuple[int, int]) -> None:
+    entry = corpus()[name]
+    lengths = (2100, 2300) if entry.scales else None
+    case, on_cpu = (entry.make(device, lengths=lengths) for device in ("cuda", "cpu"))
+    shape = (case.batch, case.heads, case.q_len, case.kv_len)
+    expected = host_map(on_cpu.mask, *shape, blocks=blocks)
+    assert_same(device_map(case.mask, *shape, blocks=blocks), expected)
+
+
 def documents(length: int, count: int, device: str = "cuda") -> torch.Tensor:
     cuts = torch.randperm(length - 1, generator=torch.Generator().manual_seed(0))[: count - 1] + 1
     starts = torch.zeros(length, dtype=torch.int32)
