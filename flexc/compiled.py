@@ -36,7 +36,7 @@ from flexc.check import (
 )
 from flexc.device_map import DeviceMap
 from flexc.errors import InternalError
-from flexc.execute import new_seed
+from flexc.execute import is_transformed, new_seed
 from flexc.frontend.subgraph import Calls, trace_subgraph
 from flexc.map_tensors import arrays_of
 from flexc.resolve import combine
@@ -158,7 +158,7 @@ class _Capture(HigherOrderOperator):
             mask=mask,
             captures=traces.captures,
             backend=given["backend"],
-            returns_lse=given["returns_lse"] or differentiates,
+            returns_lse=given["returns_lse"] or differentiates or is_transformed(),
             options=check_options(dict(given["options"])),
             dropout_p=_plain(given["dropout_p"]),
             deterministic=given["deterministic"],

@@ -38,9 +38,12 @@ def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
 
 def is_watched() -> bool:
     """Whether a mode or transform of PyTorch wants to see every operator."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return torch._C._len_torch_dispatch_stack() > 0 or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -> Result:
@@ -54,7 +57,7 @@ def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -
         mask=call.mask,
         captures=call.captures,
         backend=backend,
-        returns_lse=call.return_lse or differentiates,
+        returns_lse=call.return_lse or differentiates or is_transformed(),
         options=call.options,
         dropout_p=call.dropout_p,
         deterministic=call.deterministic,

@@ -15,7 +15,7 @@ import torch
 from flexc.backends import backward, choose, forward
 from flexc.call import AttentionCall, Gradients
 from flexc.errors import NotDifferentiable
-from flexc.execute import readable
+from flexc.execute import is_transformed, readable
 from flexc.map_tensors import Map, map_of
 from flexc.statement import Statement, Value, join_values, read
 
@@ -178,7 +178,8 @@ def _differentiate(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tens
     return (*grads[:_FIRST_CAPTURE], None, grads[_FIRST_CAPTURE:], *nothing, None, None)
 
 
-def _no_second_order(ctx: Any, *grads: Any) -> None:
+def no_second_order(ctx: Any, *grads: Any) -> None:
+    """The derivative of the backward. Raises NotDifferentiable."""
     raise NotDifferentiable(
         "a gradient of a gradient of attention was asked for",
         hint='pass backend="reference" (dense), which PyTorch differentiates any number of times',
@@ -190,7 +191,16 @@ _library.impl("attention_backward", _attention_backward, "CompositeExplicitAutog
 torch.library.register_fake("flexc::attention", _fake_attention, lib=_library)
 torch.library.register_fake("flexc::attention_backward", _fake_attention_backward, lib=_library)
 torch.library.register_autograd("flexc::attention", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("flexc::attention_backward", _no_second_order, lib=_library)
+torch.library.register_autograd("flexc::attention_backward", no_second_order, lib=_library)
 
-attention = torch.ops.flexc.attention.default
-"""`(q, k, v, sinks, seed, captures, integers, floats, blocks, scale, statement) -> (out, lse)`."""
+
+def attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and lse of `(q, k, v, sinks, seed, captures, integers, floats, blocks, scale, statement)`."""
+    results: tuple[torch.Tensor, torch.Tensor]
+    if is_transformed():
+        from flexc import transforms
+
+        results = transforms.attention(*inputs)
+    else:
+        results = torch.ops.flexc.attention.default(*inputs)
+    return results

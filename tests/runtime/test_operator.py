@@ -192,6 +192,43 @@ def test_func_grad() -> None:
     _equal([found[name] for name in parameters], _grads(layer, layer(x)))
 
 
+@pytest.mark.parametrize("reads_batch", [False, True])
+def test_vmap(reads_batch: bool) -> None:
+    q, k, v = (torch.randn(3, 2, 2, 9, 4) for _ in range(3))
+    lengths = torch.tensor([9, 5])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            allowed = q_idx >= kv_idx
+            return allowed & (kv_idx < lengths[b]) if reads_batch else allowed
+
+        return flexc.attention(q, k, v, mask_mod=mask)
+
+    expected = torch.stack([attend(*each) for each in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(attend)(q, k, v), expected)
+    shared = torch.func.vmap(attend, in_dims=(1, None, None), out_dims=1)(q.transpose(0, 1), k[0], v[0])
+    torch.testing.assert_close(shared[:, 1], attend(q[1], k[0], v[0]))
+
+
+def test_gradients_by_example() -> None:
+    q, k, v = (torch.randn(3, 1, 2, 9, 4) for _ in range(3))
+    bias = torch.randn(2, 9)
+
+    def loss(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score + bias[h, kv_idx]
+
+        return flexc.attention(q, k, v, score_mod=score).pow(2).sum()
+
+    for wanted in ((0, 1, 2, 3), (1, 3)):
+        gradient = torch.func.grad(loss, argnums=wanted)
+        found = torch.func.vmap(gradient, in_dims=(None, 0, 0, 0))(bias, q, k, v)
+        for i in range(3):
+            expected = gradient(bias, q[i], k[i], v[i])
+            for actual, one in zip(found, expected, strict=True):
+                torch.testing.assert_close(actual[i], one)
+
+
 def test_a_second_derivative_is_refused() -> None:
     q = torch.randn(1, 2, 9, 4, requires_grad=True)
     (grad,) = torch.autograd.grad(flexc.attention(q, q, q).pow(2).sum(), q, create_graph=True)
