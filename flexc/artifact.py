@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.backward_spec import Entry
 from flexc.errors import KernelFileError
 from flexc.ir.graph import Capture
 from flexc.ir.ranges import Within
@@ -69,20 +71,30 @@ class Artifact:
         return any(a.source is Source.COUNTER for a in self.arguments)
 
 
-def write(artifact: Artifact, folder: Path) -> None:
-    """Write `artifact` as files under `folder`, which appears whole or not at all."""
+def write(artifact: Artifact, folder: Path, backward: Sequence[Artifact] = ()) -> None:
+    """Write `artifact` as files under `folder`, which appears whole or not at all.
+
+    The kernels of its backward lie in folders of their own below, by entry point.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        (draft / SOURCE).write_text(artifact.source)
-        (draft / CUBIN).write_bytes(artifact.cubin)
-        (draft / PTX).write_text(artifact.ptx)
-        (draft / TTGIR).write_text(artifact.ttgir)
-        (draft / METADATA).write_text(json.dumps(_metadata(artifact), indent=1) + "\n")
+        _write_files(artifact, draft)
+        for kernel in backward:
+            (draft / kernel.entry).mkdir()
+            _write_files(kernel, draft / kernel.entry)
         draft.chmod(0o755)
         _put_in_place(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write_files(artifact: Artifact, folder: Path) -> None:
+    (folder / SOURCE).write_text(artifact.source)
+    (folder / CUBIN).write_bytes(artifact.cubin)
+    (folder / PTX).write_text(artifact.ptx)
+    (folder / TTGIR).write_text(artifact.ttgir)
+    (folder / METADATA).write_text(json.dumps(_metadata(artifact), indent=1) + "\n")
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
@@ -119,6 +131,15 @@ def _metadata(artifact: Artifact) -> dict[str, Any]:
 
 def _checksum(source: str, cubin: bytes) -> str:
     return hashlib.sha256(source.encode() + b"\0" + cubin).hexdigest()
+
+
+def read_backward(folder: Path) -> tuple[Artifact, ...]:
+    """The kernels of the backward beside the kernel in `folder`, in the order of their launch; or none.
+
+    Raises:
+        KernelFileError: see `read`.
+    """
+    return tuple(read(folder / e.value) for e in Entry if (folder / e.value).is_dir())
 
 
 def read(folder: Path) -> Artifact:

@@ -132,6 +132,8 @@ def register(kernel: Kernel) -> None:
     """Let `kernel_for` use a loaded kernel."""
     with _lock:
         _loaded[kernel.artifact.key] = kernel
+        for part in kernel.backward_artifacts:
+            _loaded[part.key] = Kernel(part)
         for key in [k for k, v in _built.items() if v.artifact.key == kernel.artifact.key]:
             del _built[key]
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from flexc.artifact import Artifact
 from flexc.callspec import STORAGE, unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.choice import design_named
 from flexc.codegen.blocks import choose_blocks
-from flexc.errors import UnsupportedDtype, UnsupportedFeature, UnsupportedHeadDim
+from flexc.errors import UnsupportedDtype, UnsupportedHeadDim
+from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
 from flexc.resolve import resolve
@@ -42,7 +44,8 @@ def compile(
         head_dim_v: of v; `head_dim` by default.
         dtype: of q, k, v and the result: bf16, fp16 or fp32.
         target: "sm80", "sm86", "sm89", "sm90", "sm100", "sm103" or "sm120".
-        backward: must be False in this version.
+        backward: also compile the kernels of the backward, with gradients of the captured tensors that
+            require one. The forward then writes the log-sum-exp, which they read.
         return_lse: whether the kernel writes the log-sum-exp.
         sinks: whether it takes sinks.
         backend: "auto", or the kernels of "triton" or "hopper".
@@ -52,8 +55,6 @@ def compile(
     Raises:
         FlexcError: what can't be traced, planned or compiled for.
     """
-    if backward:
-        raise UnsupportedFeature("this version compiles the forward only", hint="pass backward=False")
     if dtype not in _DTYPES:
         raise UnsupportedDtype(
             f"dtype is {dtype}", hint="one of torch.bfloat16, torch.float16, torch.float32"
@@ -80,11 +81,27 @@ def compile(
             mods.mask, values, given=False, lengths=None, wanted=dict(checked).get("blocks")
         ),
         has_sinks=sinks,
-        return_lse=return_lse,
+        return_lse=return_lse or backward,
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
     design, spec = design_named(backend, spec, target)
     kernel = kernel_for(spec, target, checked, mods.sources, design)
-    return Kernel(kernel.artifact, values)
+    parts = _backward(spec, values, target, checked, mods.sources) if backward else ()
+    return Kernel(kernel.artifact, values, parts)
+
+
+def _backward(
+    spec: AttentionSpec,
+    values: tuple[torch.Tensor | int | float | bool, ...],
+    target: str,
+    options: tuple[tuple[str, object], ...],
+    sources: tuple[ModSource, ...],
+) -> tuple[Artifact, ...]:
+    from flexc.build_backward import backward_kernel_for
+    from flexc.codegen.backward_spec import Entry, backward_spec
+
+    slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
+    wanted = backward_spec(spec, slots=slots)
+    return tuple(backward_kernel_for(wanted, entry, target, options, sources).artifact for entry in Entry)

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """One compiled attention forward. Nothing of it needs a GPU but calling it."""
+    """One compiled attention forward, and its backward if it was asked for. Only calling it needs a GPU."""
 
     def __init__(
-        self, artifact: Artifact, values: Sequence[torch.Tensor | int | float | bool] | None = None
+        self,
+        artifact: Artifact,
+        values: Sequence[torch.Tensor | int | float | bool] | None = None,
+        backward: Sequence[Artifact] = (),
     ) -> None:
         self._artifact = artifact
+        self._backward = tuple(backward)
         self._values = None if values is None else tuple(values)
 
     def __repr__(self) -> str:
@@ -48,22 +52,26 @@ class Kernel:
 
     @property
     def backward_source(self) -> str:
-        """The generated backward; this version has none.
+        """The generated backward: the files of its kernels, one after another, in the order of their launch.
 
         Raises:
-            UnsupportedFeature: always.
+            UnsupportedFeature: the kernel was made without its backward.
         """
-        raise UnsupportedFeature("this version generates the forward only")
+        if not self._backward:
+            raise UnsupportedFeature(
+                "this kernel was made without its backward", hint="flexc.compile(..., backward=True)"
+            )
+        return "\n\n".join(f"# {a.entry}.py\n{a.source}" for a in self._backward)
 
     @property
     def ptx(self) -> dict[str, str]:
         """The PTX, by entry point."""
-        return {self._artifact.entry: self._artifact.ptx}
+        return {a.entry: a.ptx for a in self._artifacts}
 
     @property
     def ttgir(self) -> dict[str, str]:
         """Triton's GPU dialect, by entry point."""
-        return {self._artifact.entry: self._artifact.ttgir}
+        return {a.entry: a.ttgir for a in self._artifacts}
 
     @cached_property
     def sass(self) -> dict[str, str]:
@@ -72,16 +80,20 @@ class Kernel:
         Raises:
             BackendUnavailable: nvdisasm, which Triton brings, is missing.
         """
-        return {self._artifact.entry: disassemble(self._artifact.cubin)}
+        return {a.entry: disassemble(a.cubin) for a in self._artifacts}
 
     @property
     def resources(self) -> dict[str, Resources]:
         """Registers a thread, spilled bytes, and shared memory, by entry point."""
-        return {self._artifact.entry: self._artifact.resources}
+        return {a.entry: a.resources for a in self._artifacts}
 
     def explain(self) -> str:
         """Every decision with its reason, one a line."""
-        return self._artifact.explanation
+        return "\n\n".join(a.explanation for a in self._artifacts)
+
+    @property
+    def _artifacts(self) -> tuple[Artifact, ...]:
+        return (self._artifact, *self._backward)
 
     @cached_property
     def returns_lse(self) -> bool:
@@ -90,12 +102,17 @@ class Kernel:
 
     @property
     def artifact(self) -> Artifact:
-        """The kernel as data."""
+        """The forward kernel as data."""
         return self._artifact
+
+    @property
+    def backward_artifacts(self) -> tuple[Artifact, ...]:
+        """The kernels of the backward as data, in the order of their launch; none if it was not asked for."""
+        return self._backward
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write source, machine code and metadata as files in the folder `path`, all or nothing."""
-        files.write(self._artifact, Path(path))
+        files.write(self._artifact, Path(path), self._backward)
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -163,6 +180,6 @@ def load(path: str | os.PathLike[str]) -> Kernel:
     """
     from flexc.build import register
 
-    kernel = Kernel(files.read(Path(path)))
+    kernel = Kernel(files.read(Path(path)), backward=files.read_backward(Path(path)))
     register(kernel)
     return kernel

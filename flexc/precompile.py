@@ -33,11 +33,13 @@ class Job:
     target: str
     head_dim: int
     dtype: str
+    backward: bool = False
 
     @property
     def folder(self) -> str:
         """Where the kernel goes, below the output folder."""
-        return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}"
+        backward = "-backward" if self.backward else ""
+        return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}{backward}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,12 @@ class Made:
 
 
 def plan_jobs(
-    mods: Sequence[str], targets: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str]
+    mods: Sequence[str],
+    targets: Sequence[str],
+    head_dims: Sequence[int],
+    dtypes: Sequence[str],
+    *,
+    backward: bool = False,
 ) -> list[Job]:
     """A job for every combination. `FILE.py` without a name stands for all that is decorated in it.
 
@@ -61,7 +68,7 @@ def plan_jobs(
     """
     found = [(text.partition(":")[0], named.name) for text in mods for named in load_mods(text)]
     return [
-        Job(f"{file}:{name}", name, target, head_dim, dtype)
+        Job(f"{file}:{name}", name, target, head_dim, dtype, backward)
         for file, name in found
         for target in targets
         for head_dim in head_dims
@@ -95,6 +102,7 @@ def make(job: Job, folder: Path) -> Made:
             head_dim=job.head_dim,
             dtype=DTYPES[job.dtype],
             target=job.target,
+            backward=job.backward,
         )
         kernel.save(folder / job.folder)
     except (FlexcError, InternalError, OSError) as error:

@@ -27,6 +27,7 @@ def precompile(
     targets: Annotated[str, typer.Option(help="GPU generations, separated by commas.")] = "sm80,sm90,sm100",
     head_dims: Annotated[str, typer.Option(help="Head dimensions, separated by commas.")] = "64,128",
     dtypes: Annotated[str, typer.Option(help="bf16, fp16, fp32, separated by commas.")] = "bf16",
+    backward: Annotated[bool, typer.Option("--backward", help="The kernels of the backward too.")] = False,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Processes. [default: one a core]")
     ] = None,
@@ -38,6 +39,7 @@ def precompile(
         wanted,
         split_numbers(head_dims, "--head-dims"),
         [dtype.value for dtype in split_dtypes(dtypes, "--dtypes")],
+        backward=backward,
     )
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -157,7 +157,6 @@ def test_calling_it_needs_a_gpu_and_what_its_mods_captured(kernel: Kernel) -> No
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"backward": True}, UnsupportedFeature, "compiles the forward only"),
         ({"dtype": torch.float64}, UnsupportedDtype, "dtype is torch.float64"),
         ({"target": "sm70"}, UnsupportedTarget, "there is no target 'sm70'"),
     ],
@@ -187,6 +186,38 @@ def test_shapes_and_options_that_have_no_kernel(
         flexc.compile(**arguments)
 
 
-def test_there_is_no_backward_source(kernel: Kernel) -> None:
-    with pytest.raises(UnsupportedFeature, match="forward only"):
+def test_the_source_of_a_backward_is_there_if_it_was_asked_for(kernel: Kernel) -> None:
+    with pytest.raises(UnsupportedFeature, match="made without its backward") as caught:
         _ = kernel.backward_source
+    assert "backward=True" in str(caught.value)
+
+
+def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slopes = torch.ones(4, requires_grad=True)
+    made = flexc.compile(
+        mask_mod=flexc.masks.causal, score_mod=flexc.scores.alibi(slopes), head_dim=32, backward=True
+    )
+    entries = [
+        "attention_forward",
+        "attention_backward_rows",
+        "attention_backward_kv",
+        "attention_backward_q",
+    ]
+    assert list(made.resources) == list(made.ptx) == entries
+    assert "slopes_grad_ptr" in made.backward_source
+    for entry in entries[1:]:
+        assert f"def {entry}(" in made.backward_source
+        assert entry in made.sass[entry]
+    made.save(tmp_path / "kernel")
+    loaded = flexc.load(tmp_path / "kernel")
+    assert loaded.backward_source == made.backward_source
+    assert loaded.resources == made.resources
+    from flexc import build, build_backward
+
+    monkeypatch.setattr(build_backward, "_built", {})
+    before = build.compilations
+    again = flexc.compile(
+        mask_mod=flexc.masks.causal, score_mod=flexc.scores.alibi(slopes), head_dim=32, backward=True
+    )
+    assert build.compilations == before
+    assert again.backward_source == made.backward_source

@@ -1,0 +1,52 @@
+"""The kernels of a backward compile for three generations, without a GPU and with few spilled registers.
+
+A part of the corpus: what their graphs are made of differs, and the forward's tests compile all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import masks, scores
+
+BIAS = torch.zeros(8, 255, requires_grad=True)
+SLOPES = torch.zeros(8, requires_grad=True)
+MODS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
+    "plain": (None, None),
+    "causal": (masks.causal, None),
+    "documents": (masks.document(torch.zeros(64, dtype=torch.int32)), None),
+    "softcap": (masks.sliding_window(64), scores.softcap(30.0)),
+    "slopes": (masks.causal, scores.alibi(SLOPES)),
+    "bias": (None, scores.relative_bias(BIAS)),
+}
+MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async", "sm100": "tcgen05.mma"}
+MOST_SPILLS = 512
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("target", list(MATRIX_INSTRUCTION))
+@pytest.mark.parametrize("name", list(MODS))
+def test_compiles(name: str, target: str, head_dim: int) -> None:
+    mask, score = MODS[name]
+    kernel = flexc.compile(mask_mod=mask, score_mod=score, head_dim=head_dim, target=target, backward=True)
+    for entry in ("attention_backward_kv", "attention_backward_q"):
+        assert MATRIX_INSTRUCTION[target] in kernel.ptx[entry]
+        assert kernel.resources[entry].spills <= MOST_SPILLS, kernel.explain()
+
+
+@pytest.mark.parametrize("target", ["sm86", "sm90"])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (512, torch.float32)],
+)
+def test_wide_heads_and_single_precision_fit(head_dim: int, dtype: torch.dtype, target: str) -> None:
+    kernel = flexc.compile(
+        mask_mod=masks.causal, head_dim=head_dim, dtype=dtype, target=target, backward=True
+    )
+    limit = {"sm86": 99, "sm90": 227}[target] * 1024
+    assert all(r.shared_memory <= limit for r in kernel.resources.values())
