@@ -152,17 +152,17 @@ def block_map(
                 q_idx = tl.minimum(rows_start + tl.arange(0, ROWS), q_end - 1)[:, None]
                 nothing = tl.zeros([ROWS, 1], tl.int32)
                 reach, ahead, some, low, high = nothing, nothing + kv_len, nothing, nothing, nothing
-                index = tl.minimum(tl.maximum(floor_div(q_idx, width), half_h), height_1_half_h)
-                index_2 = width.to(tl.int64)
-                index_3 = index.to(tl.int64) * index_2
-                index_4 = tl.minimum(index_3 + index_2 * half_h_2.to(tl.int64), 1073741824)
-                index_5 = -1073741824
-                index_6 = tl.minimum(index_2 + index_3 + index_2 * half_h.to(tl.int64), 1073741824)
+                index = width.to(tl.int64)
+                index_2 = tl.minimum(tl.maximum(floor_div(q_idx, width), half_h), height_1_half_h)
+                index_3 = index * index_2.to(tl.int64)
+                index_4 = -1073741824
+                index_5 = tl.maximum(tl.minimum(index * half_h_2.to(tl.int64) + index_3, 1073741824), index_4)
+                index_6 = tl.minimum(index + index * half_h.to(tl.int64) + index_3, 1073741824)
                 reach, ahead, some, low, high = meet_range(
-                    clipped(tl.maximum(tl.maximum(index_4, index_5).to(tl.int32), 0), kv_len, nothing),
-                    clipped(tl.maximum(index_6, index_5).to(tl.int32), kv_len, nothing),
-                    clipped(tl.maximum(tl.maximum(index_4, index_5).to(tl.int32), 0), kv_len, nothing),
-                    clipped(tl.maximum(tl.maximum(index_4, index_5).to(tl.int32), 0), kv_len, nothing),
+                    clipped(tl.maximum(index_5.to(tl.int32), 0), kv_len, nothing),
+                    clipped(tl.maximum(index_6, index_4).to(tl.int32), kv_len, nothing),
+                    clipped(tl.maximum(index_5.to(tl.int32), 0), kv_len, nothing),
+                    clipped(tl.maximum(index_5.to(tl.int32), 0), kv_len, nothing),
                     kv_start,
                     kv_end,
                     kv_len,
