@@ -33,9 +33,11 @@ class MapForm:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether rows are known to be short of some keys, so that fewer pairs are left to look at."""
+        """Whether not all pairs are left to look at: the ranges are exact, or leave out keys."""
+        if self.closed is None:
+            return False
         whole = (const(0, DType.I32), input_(Input.KV_LEN))
-        return self.closed is not None and all((r.first, r.end) != whole for r in self.closed.ranges)
+        return self.closed.is_exact or all((r.first, r.end) != whole for r in self.closed.ranges)
 
     def for_call(self, values: Sequence[object], q_len: int, kv_len: int) -> MapForm:
         """The form that is right for the captured numbers and lengths of a call."""
