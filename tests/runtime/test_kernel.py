@@ -12,10 +12,12 @@ import torch
 
 import flexc
 from flexc import artifact, build, compiler, masks
+from flexc.check import check_closed_form
 from flexc.errors import (
     DeviceMismatch,
     KernelFileError,
     NoFeasiblePlan,
+    OutsideClosedForm,
     UnknownOption,
     UnsupportedDtype,
     UnsupportedFeature,
@@ -221,3 +223,25 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert build.compilations == before
     assert again.backward_source == made.backward_source
+
+
+def test_loop_bounds_of_a_kernel_hold_for_some_numbers_and_lengths_only(tmp_path: Path) -> None:
+    made = flexc.compile(mask_mod=masks.chunked(64), head_dim=64, options=OPTIONS)
+    assert "blocks = ranges" in made.explain()
+    made.save(tmp_path / "kernel")
+    requires = artifact.read(tmp_path / "kernel").requires
+    check_closed_form(requires, (7,), 1000, 1000)
+    with pytest.raises(OutsideClosedForm, match="and is called with 0") as caught:
+        check_closed_form(requires, (0,), 1000, 1000)
+    assert '{"blocks": "map"}' in str(caught.value)
+    with pytest.raises(OutsideClosedForm, match="lengths up to"):
+        check_closed_form(requires, (7,), 2**30 - 1, 1000)
+
+
+def test_a_map_can_be_asked_for() -> None:
+    made = flexc.compile(mask_mod=masks.causal, head_dim=64, options={**OPTIONS, "blocks": "map"})
+    assert "blocks = map: asked for" in made.explain()
+    assert "map_stretches_ptr" in made.source
+    assert "map_" not in flexc.compile(mask_mod=masks.causal, head_dim=64, options=OPTIONS).source
+    with pytest.raises(UnknownOption, match="option blocks is 'ranges'"):
+        flexc.compile(mask_mod=masks.causal, head_dim=64, options={"blocks": "ranges"})
