@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from flexc.codegen.design import Design
 from flexc.codegen.hopper import hopper_module
-from flexc.codegen.hopper_plan import make_hopper_plan
+from flexc.codegen.hopper_plan import make_hopper_plan, slower, unfit
 from flexc.codegen.module import GeneratedKernel, forward_module
-from flexc.codegen.plan import NOTHING, make_plan
-from flexc.codegen.target import Target
+from flexc.codegen.plan import NOTHING, KernelPlan, make_plan
+from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Tiles
 from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
@@ -38,7 +39,20 @@ def lower(
     """
     if design is Design.HOPPER:
         return hopper_module(spec, make_hopper_plan(spec, target, options, skip=skip), sources)
-    return forward_module(spec, make_plan(spec, target, options, skip=skip), sources)
+    return forward_module(spec, _portable_plan(spec, target, options, skip), sources)
+
+
+def _portable_plan(
+    spec: AttentionSpec, target: Target, options: Mapping[str, object] | None, skip: Mapping[Tiles, str]
+) -> KernelPlan:
+    """A plan that also says why no kernel made for the target was taken, where there are such."""
+    plan = make_plan(spec, target, options, skip=skip)
+    if target.matrix_unit is not MatrixUnit.WGMMA:
+        return plan
+    why = (
+        unfit(spec, target) or slower(spec) or "asked for, or what the call's lengths, strides or options say"
+    )
+    return replace(plan, reasons=(("design", why), *plan.reasons))
 
 
 def plan_key(

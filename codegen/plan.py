@@ -40,6 +40,11 @@ class KernelPlan:
         lines += [f"{name} = {self.value(name)}: {reason}" for name, reason in self.reasons]
         return "\n".join(lines)
 
+    @property
+    def design(self) -> str:
+        """The family of kernels that it belongs to."""
+        return "portable"
+
     def value(self, name: str) -> object:
         """The decision called `name`, of the plan or its tiles."""
         return getattr(self.tiles if hasattr(self.tiles, name) else self, name)

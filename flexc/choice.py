@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flexc.call import AttentionCall
 from flexc.codegen.design import Design
-from flexc.errors import UnknownOption, UnsupportedFeature
+from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.ir.spec import AttentionSpec
 
-PREFER_HOPPER = False
-"""Whether `backend="auto"` takes the Hopper kernels where they fit."""
+Options = tuple[tuple[str, object], ...]
+
 _FEW_ROWS = 64
 """With fewer, a Hopper tile is mostly empty: the portable kernels have smaller ones."""
 
@@ -21,38 +21,60 @@ def design_for(
     Raises:
         UnsupportedFeature: `backend` names one that can't; the message says why.
     """
-    few_rows = call.q.shape[2] < _FEW_ROWS
-    if backend == "triton" or (backend == "auto" and (few_rows or not PREFER_HOPPER)):
+    if backend == "triton":
         return Design.PORTABLE, spec
     why = why_not_hopper(call, spec, target)
-    if why is None:
-        from flexc.codegen.hopper_plan import suited
-
-        return Design.HOPPER, suited(spec)
-    if backend == "hopper":
+    if backend == "hopper" and why is not None:
         raise UnsupportedFeature(
             f'backend="hopper" can\'t serve this call: {why}', hint='backend="auto" takes what can'
         )
+    if backend == "auto" and why is None and call.q.shape[2] < _FEW_ROWS:
+        why = "few rows"
+    if why is None:
+        return _design(backend, spec, target, call.options, call.k.shape[2])
     return Design.PORTABLE, spec
 
 
-def design_named(backend: str, spec: AttentionSpec, target: str) -> tuple[Design, AttentionSpec]:
+def design_named(
+    backend: str, spec: AttentionSpec, target: str, options: Options
+) -> tuple[Design, AttentionSpec]:
     """The design that `flexc.compile` takes for a spec, and the spec as that design takes it.
 
     Raises:
         UnknownOption: there is no such backend of GPU kernels.
     """
-    from flexc.codegen.hopper_plan import suited, unfit
-    from flexc.codegen.target import target_named
-
     if backend not in ("auto", "triton", "hopper"):
         raise UnknownOption(
             f"no kernels belong to backend {backend!r}", hint='one of "auto", "triton", "hopper"'
         )
-    fits = PREFER_HOPPER and unfit(spec, target_named(target)) is None
-    if backend == "hopper" or (backend == "auto" and fits):
-        return Design.HOPPER, suited(spec)
-    return Design.PORTABLE, spec
+    if backend == "triton":
+        return Design.PORTABLE, spec
+    return _design(backend, spec, target, options, None)
+
+
+def _design(
+    backend: str, spec: AttentionSpec, target: str, options: Options, kv_len: int | None
+) -> tuple[Design, AttentionSpec]:
+    from flexc.codegen.hopper_plan import suited
+
+    if backend == "auto" and why_portable(spec, target, options, kv_len) is not None:
+        return Design.PORTABLE, spec
+    return Design.HOPPER, suited(spec)
+
+
+def why_portable(spec: AttentionSpec, target: str, options: Options, kv_len: int | None = None) -> str | None:
+    """Why `backend="auto"` takes the portable kernel for a spec; None if it takes the Hopper kernel."""
+    from flexc.codegen.hopper_plan import make_hopper_plan, slower, suited, unfit
+    from flexc.codegen.target import target_named
+
+    found = target_named(target)
+    why = unfit(spec, found) or slower(spec, kv_len)
+    if why is None:
+        try:
+            make_hopper_plan(suited(spec), found, dict(options))
+        except NoFeasiblePlan as error:
+            why = error.message
+    return why
 
 
 def why_not_hopper(call: AttentionCall, spec: AttentionSpec, target: str) -> str | None:

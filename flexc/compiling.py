@@ -86,7 +86,7 @@ def compile(
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
-    design, spec = design_named(backend, spec, target)
+    design, spec = design_named(backend, spec, target, checked)
     kernel = kernel_for(spec, target, checked, mods.sources, design)
     parts = _backward(spec, values, target, checked, mods.sources) if backward else ()
     return Kernel(kernel.artifact, values, parts)

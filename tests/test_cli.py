@@ -106,7 +106,7 @@ def test_a_mistake_in_a_mod_shows_its_line(run: Run, mods: Path) -> None:
         ("ir", "# mask"),
         ("blocks", "one character"),
         ("plan", "target sm90"),
-        ("source", "import triton"),
+        ("source", "from triton"),
         ("ttgir", "ttg.num-warps"),
         ("ptx", ".target sm_90"),
     ],

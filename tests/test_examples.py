@@ -68,7 +68,9 @@ def test_demo(tmp_path: Path) -> None:
     }
     manifest = json.loads((tmp_path / "kernels" / "manifest.json").read_text())
     assert len(manifest["kernels"]) == 9
-    assert all(facts["spills"] == 0 for k in manifest["kernels"] for facts in k["resources"].values())
+    # Kernels made for Hopper may spill around their loops; see tests/compile/test_hopper.py.
+    portable = [k for k in manifest["kernels"] if k["target"] != "sm90"]
+    assert all(facts["spills"] == 0 for k in portable for facts in k["resources"].values())
 
 
 def _environment() -> dict[str, str]:

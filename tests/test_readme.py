@@ -41,7 +41,7 @@ def test_picture(file: Path) -> None:
 def test_kernel(file: Path) -> None:
     named = load_one(f"{file}:window+softcap")
     kernel = flexc.compile(mask_mod=named.mask, score_mod=named.score, head_dim=128)
-    (shown,) = re.findall(r"```python\n(@triton\.jit.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```python\n(@gluon\.jit.*?)```", README, re.DOTALL)
     assert shown.strip() in kernel.source
 
 

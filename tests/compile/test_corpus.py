@@ -17,7 +17,12 @@ MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async", "sm100": "t
 def test_compiles_without_spills(entry: Entry, target: str, head_dim: int) -> None:
     case = entry.make()
     kernel = flexc.compile(
-        mask_mod=case.mask, score_mod=case.score, head_dim=head_dim, target=target, return_lse=True
+        mask_mod=case.mask,
+        score_mod=case.score,
+        head_dim=head_dim,
+        target=target,
+        return_lse=True,
+        backend="triton",
     )
     (resources,) = kernel.resources.values()
     assert resources.spills == 0, kernel.explain()
