@@ -1,14 +1,16 @@
 """TMA descriptors: what the hardware needs to know of a tensor to copy blocks of it, 128 bytes each.
 
-A descriptor is made by the driver and travels by value. It is kept as long as nothing moved: address, lengths
-and strides decide it.
+A descriptor is made by the driver and travels by value. Address, lengths and strides decide it. It is kept for
+the next call; where only the address is another, as that of a result is, only that is replaced.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from threading import Lock
 from typing import Any
 
 from flexc import driver
@@ -23,6 +25,9 @@ _ELEMENT_TYPE = {"fp16": 6, "bf16": 9}
 _PLAIN, _SWIZZLE_128, _L2_128, _ZERO_FILL = 0, 3, 2, 0
 _SWIZZLE_BYTES = 128
 _ITEM = 2
+_ALIGNMENT = 64
+_FORMS = 256
+"""Of one tensor: more lengths and strides than this are seldom alive together."""
 
 _TENSORS = {
     Source.Q_DESCRIPTOR: (Source.Q, Source.Q_STRIDE, Source.Q_LEN),
@@ -41,45 +46,75 @@ class TensorMaps:
     """The descriptors of one kernel's tensors, from the values of its other arguments."""
 
     def __init__(self, arguments: Sequence[Argument]) -> None:
-        self._made: LRU[tuple[object, ...], tuple[bytes, ...]] = LRU(256)
         at = {(a.source, a.dimension): i for i, a in enumerate(arguments) if not is_descriptor(a)}
-        self._which = []
+        counts = [at[source, 0] for source in (Source.BATCH, Source.Q_HEADS, Source.GROUP)]
+        self._maps = []
         for argument in filter(is_descriptor, arguments):
             pointer, stride, length = _TENSORS[argument.source]
-            facts = [at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0]]
-            shares_heads = length is Source.KV_LEN
-            self._which.append((argument, tuple(facts), shares_heads))
-        counted = (Source.BATCH, Source.Q_HEADS, Source.GROUP)
-        self._counts = tuple(at[source, 0] for source in counted) if self._which else ()
-        self._decisive = tuple(sorted({*self._counts, *(i for _, facts, _ in self._which for i in facts)}))
+            facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
+            self._maps.append(_Map(argument, itemgetter(*facts), shares_heads=length is Source.KV_LEN))
 
     def values(self, values: Sequence[Any]) -> tuple[bytes, ...]:
         """The descriptors in the order of the arguments. `values` are those of all other arguments."""
-        key = tuple(values[i] for i in self._decisive)
+        return tuple([found.value(values) for found in self._maps])
+
+
+class _Map:
+    """The descriptors of one tensor: of each place where it lay, and one of each form to move elsewhere."""
+
+    def __init__(
+        self, argument: Argument, facts: Callable[[Sequence[Any]], tuple[int, ...]], *, shares_heads: bool
+    ) -> None:
+        self._argument = argument
+        self._facts = facts
+        self._shares_heads = shares_heads
+        self._made: LRU[tuple[int, ...], bytes] = LRU(256)
+        self._forms: dict[tuple[int, ...], ctypes.Array[ctypes.c_char]] = {}
+        self._lock = Lock()
+
+    def value(self, values: Sequence[Any]) -> bytes:
+        """The descriptor for these values of the arguments."""
+        key = self._facts(values)
         found = self._made.get(key)
         if found is None:
-            batch, heads, group = (values[i] for i in self._counts)
-            found = tuple(
-                _encode(argument, [values[i] for i in facts], batch, heads // group if shared else heads)
-                for argument, facts, shared in self._which
-            )
+            with self._lock:
+                found = self._moved(key[0], key[1:])
             self._made.put(key, found)
         return found
 
+    def _moved(self, address: int, facts: tuple[int, ...]) -> bytes:
+        form = self._forms.get(facts)
+        if form is None:
+            if len(self._forms) >= _FORMS:
+                self._forms.clear()
+            form = self._forms[facts] = _encode(self._argument, address, facts, self._shares_heads)
+        at = ctypes.c_void_p(_start(form))
+        driver.check(
+            driver.library().cuTensorMapReplaceAddress(at, ctypes.c_void_p(address)),
+            "moving a TMA descriptor",
+        )
+        return ctypes.string_at(at, SIZE)
 
-def _encode(argument: Argument, facts: Sequence[int], batch: int, heads: int) -> bytes:
+
+def _start(room: ctypes.Array[ctypes.c_char]) -> int:
+    """The driver wants a descriptor at a multiple of 64 bytes."""
+    address = ctypes.addressof(room)
+    return address + -address % _ALIGNMENT
+
+
+def _encode(
+    argument: Argument, address: int, facts: Sequence[int], shares_heads: bool
+) -> ctypes.Array[ctypes.c_char]:
     """The descriptor of a tensor (batch, heads, length, columns), of which blocks are copied."""
-    address, *strides, length = facts
+    *strides, length, batch, heads, group = facts
     element, rows = _block(argument)
     # The driver counts dimensions from the innermost. A dimension of length 1 may have any stride.
-    lengths = (argument.dimension, length, heads, batch)
+    lengths = (argument.dimension, length, heads // group if shares_heads else heads, batch)
     steps = [_ITEM * (s if n > 1 else 8) for s, n in zip(reversed(strides), lengths[1:], strict=True)]
     box = (_SWIZZLE_BYTES // _ITEM, rows, 1, 1)
-    # The driver wants the descriptor itself at a multiple of 64 bytes.
-    room = ctypes.create_string_buffer(SIZE + 64)
-    start = -ctypes.addressof(room) % 64
+    room = ctypes.create_string_buffer(SIZE + _ALIGNMENT)
     status = driver.library().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(ctypes.addressof(room) + start),
+        ctypes.c_void_p(_start(room)),
         _ELEMENT_TYPE[element],
         RANK,
         ctypes.c_void_p(address),
@@ -93,7 +128,7 @@ def _encode(argument: Argument, facts: Sequence[int], batch: int, heads: int) ->
         _ZERO_FILL,
     )
     driver.check(status, f"a TMA descriptor of lengths {lengths} and strides {steps} in bytes")
-    return room.raw[start : start + SIZE]
+    return room
 
 
 def _block(argument: Argument) -> tuple[str, int]:
