@@ -1,7 +1,7 @@
 """TMA descriptors: what the hardware needs to know of a tensor to copy blocks of it, 128 bytes each.
 
-A descriptor is made by the driver and travels by value. Address, lengths and strides decide it. It is kept for
-the next call; where only the address is another, as that of a result is, only that is replaced.
+A descriptor is made by the driver and travels by value. Address, lengths and strides decide it. It is kept
+for the next call; where only the address is another, as that of a result is, only that is replaced.
 """
 
 from __future__ import annotations
