@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.backends import forward
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Mods
 from flexc.errors import NotDifferentiable
+from flexc.lru import LRU
 
 if TYPE_CHECKING:
     from flexc.prepared import Key
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
@@ -24,7 +25,7 @@ def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
     checkpoint, a transform of torch.func, a fake tensor.
     """
     tensors = [x for x in (call.q, call.k, call.v, call.sinks, *call.values) if isinstance(x, torch.Tensor)]
-    plain = not is_watched() and all(type(x) in _PLAIN for x in tensors)
+    plain = not is_watched() and all(type(x) in PLAIN for x in tensors)
     differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if differentiates and call.out is not None:
         raise NotDifferentiable(
@@ -48,21 +49,11 @@ def is_transformed() -> bool:
 
 def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -> Result:
     from flexc import operators
-    from flexc.map_tensors import shape_of, tensors_of
-    from flexc.statement import Statement, split_values, text_of
+    from flexc.map_tensors import tensors_of
+    from flexc.statement import split_values
 
     block_map = call.block_map
-    statement = Statement(
-        score=call.score,
-        mask=call.mask,
-        captures=call.captures,
-        backend=backend,
-        returns_lse=call.return_lse or differentiates or is_transformed(),
-        options=call.options,
-        dropout_p=call.dropout_p,
-        deterministic=call.deterministic,
-        blocks=None if block_map is None else shape_of(block_map),
-    )
+    text = _text(call, backend, call.return_lse or differentiates or is_transformed())
     out, lse = operators.attention(
         call.q,
         call.k,
@@ -72,9 +63,27 @@ def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -
         *split_values(call.captures, call.values),
         [] if block_map is None else tensors_of(block_map),
         call.scale,
-        text_of(statement, call.mods),
+        text,
     )
     return out if call.out is None else call.out.copy_(out), lse if call.return_lse else None
+
+
+_texts: LRU[tuple[object, ...], tuple[Mods, str]] = LRU(1024)
+
+
+def _text(call: AttentionCall, backend: str, returns_lse: bool) -> str:
+    """What the operator is told of a call beside tensors and numbers; found by the identity of the mods."""
+    from flexc.map_tensors import shape_of
+    from flexc.statement import Statement, text_of
+
+    blocks = None if call.block_map is None else shape_of(call.block_map)
+    facts = (backend, returns_lse, call.options, call.dropout_p, call.deterministic, blocks)
+    found = _texts.get((id(call.mods), *facts))
+    if found is None:
+        statement = Statement(call.score, call.mask, call.captures, *facts)
+        found = (call.mods, text_of(statement, call.mods))  # holding the mods keeps their id theirs
+        _texts.put((id(call.mods), *facts), found)
+    return found[1]
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:

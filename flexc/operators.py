@@ -14,8 +14,7 @@ import torch
 
 from flexc.backends import backward, choose, forward
 from flexc.call import AttentionCall, Gradients
-from flexc.errors import NotDifferentiable
-from flexc.execute import is_transformed, readable
+from flexc.execute import is_transformed, is_watched, readable
 from flexc.map_tensors import Map, map_of
 from flexc.statement import Statement, Value, join_values, read
 
@@ -79,7 +78,8 @@ def _call(
 
 
 @torch.no_grad()
-def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def compute(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator on real tensors."""
     call, statement = _call(*inputs)
     out, lse = forward(call, choose(statement.backend, call.q.device))
     return out.contiguous(), _no_lse(call.q) if lse is None else lse.contiguous()
@@ -103,13 +103,14 @@ def _fake_attention(
 
 
 @torch.no_grad()
-def _attention_backward(
+def compute_backward(
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     *inputs: Any,
 ) -> list[torch.Tensor]:
+    """The backward on real tensors: one gradient for each of the last argument."""
     *inputs_, wanted = inputs
     call, statement = _call(*inputs_)
     if grad_out is None:
@@ -151,56 +152,45 @@ def _fake_attention_backward(
     return [torch.empty_like(named[p], memory_format=torch.contiguous_format) for p in inputs[-1]]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, sinks, seed, *captures, *blocks, *output)
-    ctx.n_captures = len(captures)
-    ctx.static = (integers, floats, scale, text)
+def _recorded(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator where autograd may record it."""
+    from flexc.differentiate import attend
+
+    return attend(*inputs)
 
 
-def _differentiate(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
-    n_captures = ctx.n_captures
-    q, k, v, sinks, seed, *rest, out, lse = ctx.saved_tensors
-    captures, blocks = rest[:n_captures], rest[n_captures:]
-    integers, floats, scale, text = ctx.static
-    needs = ctx.needs_input_grad
-    of_captures = list(needs[5]) if captures else []
-    wanted = [p for p, needed in enumerate([*needs[:4], *of_captures]) if needed]
-    grads: list[torch.Tensor | None] = [None] * (_FIRST_CAPTURE + n_captures)
-    if wanted and not (grad_out is None and grad_lse is None):
-        inputs = (q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text)
-        found = torch.ops.flexc.attention_backward(grad_out, grad_lse, out, lse, *inputs, wanted)
-        for place, grad in zip(wanted, found, strict=True):
-            grads[place] = grad
-    # A list of tensors has a list of gradients; a list of numbers has one None, unless it is empty.
-    nothing: tuple[Any, ...] = (None if integers else [], None if floats else [], [None] * len(blocks))
-    return (*grads[:_FIRST_CAPTURE], None, grads[_FIRST_CAPTURE:], *nothing, None, None)
+def _recorded_backward(*inputs: Any) -> list[torch.Tensor]:
+    """The backward where autograd may record it: it has no derivative of its own."""
+    from flexc.differentiate import differentiate
+
+    return differentiate(*inputs)
 
 
-def no_second_order(ctx: Any, *grads: Any) -> None:
-    """The derivative of the backward. Raises NotDifferentiable."""
-    raise NotDifferentiable(
-        "a gradient of a gradient of attention was asked for",
-        hint='pass backend="reference" (dense), which PyTorch differentiates any number of times',
-    )
-
-
-_library.impl("attention", _attention, "CompositeExplicitAutograd")
-_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
+_library.impl("attention", compute, "CompositeExplicitAutograd")
+_library.impl("attention_backward", compute_backward, "CompositeExplicitAutograd")
+_library.impl("attention", _recorded, "Autograd")
+_library.impl("attention_backward", _recorded_backward, "Autograd")
 torch.library.register_fake("flexc::attention", _fake_attention, lib=_library)
 torch.library.register_fake("flexc::attention_backward", _fake_attention_backward, lib=_library)
-torch.library.register_autograd("flexc::attention", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("flexc::attention_backward", no_second_order, lib=_library)
 
 
 def attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and lse of `(q, k, v, sinks, seed, captures, integers, floats, blocks, scale, statement)`."""
-    results: tuple[torch.Tensor, torch.Tensor]
-    if is_transformed():
-        from flexc import transforms
+    """Output and lse of `(q, k, v, sinks, seed, captures, integers, floats, blocks, scale, statement)`.
 
-        results = transforms.attention(*inputs)
-    else:
-        results = torch.ops.flexc.attention.default(*inputs)
+    Goes through PyTorch's dispatcher only where something watches it.
+    """
+    if is_transformed() or not is_watched():
+        return _recorded(*inputs)
+    results: tuple[torch.Tensor, torch.Tensor] = torch.ops.flexc.attention.default(*inputs)
     return results
+
+
+def attention_backward(*inputs: Any) -> list[torch.Tensor]:
+    """The gradients that the last argument counts: q, k, v, sinks (0 to 3), captured tensors (from 4).
+
+    The others are the gradients of output and lse, output and lse, and the arguments of `attention`.
+    """
+    if is_transformed() or not is_watched():
+        return _recorded_backward(*inputs)
+    found: list[torch.Tensor] = torch.ops.flexc.attention_backward.default(*inputs)
+    return found

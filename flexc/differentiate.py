@@ -1,7 +1,4 @@
-"""Attention under the transforms of torch.func: grad, vjp, vmap.
-
-These want a torch.autograd.Function with a rule for vmap, where plain autograd is content with the operator.
-"""
+"""Attention for autograd, and for the transforms of torch.func: grad, vjp, vmap."""
 
 from __future__ import annotations
 
@@ -11,6 +8,9 @@ from typing import Any
 
 import torch
 
+from flexc import operators
+from flexc.errors import NotDifferentiable
+from flexc.execute import PLAIN, is_transformed, is_watched
 from flexc.ir.expr import inputs_of
 from flexc.ir.ops import Input
 from flexc.statement import read
@@ -37,19 +37,48 @@ class _Numbers:
         return (*named, captures, list(self.integers), list(self.floats), blocks, self.scale, self.text)
 
 
-def attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`torch.ops.flexc.attention` with the same arguments, for tensors under a transform."""
+def attend(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator with these arguments, recorded where a gradient is asked for."""
     *named, captures, integers, floats, blocks, scale, text = inputs
-    numbers = _Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
+    tensors = (*named, *captures, *blocks)
     results: tuple[torch.Tensor, torch.Tensor]
-    results = _Attend.apply(numbers, *named, *captures, *blocks)  # type: ignore[no-untyped-call]
+    if is_transformed() or _wanted(tensors):
+        numbers = _Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
+        function = _Attend if is_transformed() else _Recorded
+        results = function.apply(numbers, *tensors)  # type: ignore[no-untyped-call]
+    else:
+        results = _run(operators.compute, torch.ops.flexc.attention.default, inputs)
     return results
+
+
+def differentiate(*inputs: Any) -> list[torch.Tensor]:
+    """The backward operator with these arguments; its own derivative is an error."""
+    *results, q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text, wanted = inputs
+    tensors = (*results, q, k, v, sinks, seed, *captures, *blocks)
+    if is_transformed() or _wanted(tensors):
+        numbers = _Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
+        return list(_Differentiate.apply(numbers, tuple(wanted), *tensors))  # type: ignore[no-untyped-call]
+    found: list[torch.Tensor]
+    found = _run(operators.compute_backward, torch.ops.flexc.attention_backward.default, inputs)
+    return found
+
+
+def _wanted(tensors: Sequence[torch.Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _run(directly: Callable[..., Any], operator: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The operator below autograd; PyTorch's dispatcher costs time, and is needed only by who watches."""
+    if not is_watched() and all(not isinstance(x, torch.Tensor) or type(x) in PLAIN for x in inputs):
+        return directly(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*inputs)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(numbers: _Numbers, *tensors: Any) -> Any:
-        return torch.ops.flexc.attention(*numbers.inputs(tensors))
+        return _run(operators.compute, torch.ops.flexc.attention.default, numbers.inputs(tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -65,9 +94,8 @@ class _Attend(torch.autograd.Function):
         numbered = [p - (p > _NAMED - 1) for p, need in enumerate(needs) if need]
         grads: list[Any] = [None] * len(tensors)
         if numbered and not (grad_out is None and grad_lse is None):
-            found = _Differentiate.apply(  # type: ignore[no-untyped-call]
-                ctx.numbers, tuple(numbered), grad_out, grad_lse, out, lse, *tensors
-            )
+            results = (grad_out, grad_lse, out, lse)
+            found = operators.attention_backward(*results, *ctx.numbers.inputs(tensors), numbered)
             for place, grad in zip((p for p, need in enumerate(needs) if need), found, strict=True):
                 grads[place] = grad
         return None, *grads
@@ -80,11 +108,24 @@ class _Attend(torch.autograd.Function):
         return _vmapped(run, info.batch_size, in_dims[1:], tensors, folds=_folds(numbers), n_batched=3)
 
 
+class _Recorded(_Attend):
+    """The same for plain autograd, which is faster without the parts that transforms need."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: _Numbers, *tensors: Any) -> Any:  # type: ignore[override]
+        results = _Attend.forward(numbers, *tensors)
+        _Attend.setup_context(ctx, (numbers, *tensors), results)
+        return results
+
+    setup_context = torch.autograd.Function.setup_context
+    vmap = torch.autograd.Function.vmap
+
+
 class _Differentiate(torch.autograd.Function):
     @staticmethod
     def forward(numbers: _Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
-        results, inputs = tensors[:4], numbers.inputs(tensors[4:])
-        return tuple(torch.ops.flexc.attention_backward(*results, *inputs, list(wanted)))
+        inputs = (*tensors[:4], *numbers.inputs(tensors[4:]), list(wanted))
+        return tuple(_run(operators.compute_backward, torch.ops.flexc.attention_backward.default, inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -92,9 +133,10 @@ class _Differentiate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from flexc.operators import no_second_order
-
-        no_second_order(ctx, *grads)
+        raise NotDifferentiable(
+            "a gradient of a gradient of attention was asked for",
+            hint='pass backend="reference" (dense), which PyTorch differentiates any number of times',
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, numbers: _Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
