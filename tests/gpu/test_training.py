@@ -1,0 +1,100 @@
+"""Training on a GPU: in CUDA graphs, under torch.compile, with checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import flexc
+from tests.runtime.test_operator import Layer
+
+STEPS = 4
+
+
+def _model(dropout_p: float = 0.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Layer(2, 64, dropout_p), Layer(2, 64, dropout_p)).cuda()
+
+
+def _batch() -> torch.Tensor:
+    return torch.randn(2, 32, 128, generator=torch.Generator().manual_seed(1)).cuda()
+
+
+def _parameters(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach() for p in model.parameters()]
+
+
+def test_a_training_step_in_a_cuda_graph() -> None:
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss: torch.Tensor = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    plain, graphed, x = _model(), _model(), _batch()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, graphed)]
+    for model, optimizer in zip((plain, graphed), optimizers, strict=True):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step(model, optimizer, x)
+        torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(graphed, optimizers[1], x)
+    for number in range(STEPS):
+        x.copy_(torch.randn(2, 32, 128, generator=torch.Generator().manual_seed(number)))
+        graph.replay()
+        torch.testing.assert_close(loss, step(plain, optimizers[0], x))
+    for actual, expected in zip(_parameters(graphed), _parameters(plain), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_dropout_in_a_cuda_graph_is_drawn_anew() -> None:
+    q = torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    flexc.attention(q, q, q, dropout_p=0.5).sum().backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flexc.attention(q, q, q, dropout_p=0.5)
+        (grad,) = torch.autograd.grad(out.float().pow(2).sum(), q)
+    results = []
+    for _ in range(2):
+        graph.replay()
+        results.append((out.clone(), grad.clone()))
+    assert not torch.equal(results[0][0], results[1][0])
+    assert not torch.equal(results[0][1], results[1][1])
+    assert all(x.isfinite().all() for pair in results for x in pair)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_training(mode: str) -> None:
+    torch.compiler.reset()
+    plain, x = _model(), _batch()
+    compiled = torch.compile(plain, fullgraph=True, mode=mode)
+    for _ in range(STEPS):
+        expected = torch.autograd.grad(plain(x).pow(2).mean(), list(plain.parameters()))
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = compiled(x).pow(2).mean()
+        found = torch.autograd.grad(loss, list(plain.parameters()))
+        for actual, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_drops_the_same_pairs_again(reentrant: bool) -> None:
+    model, x = _model(dropout_p=0.3), _batch().requires_grad_()
+    grads: list[Any] = []
+    for through in (lambda x: model(x), lambda x: checkpoint(model, x, use_reentrant=reentrant)):
+        torch.manual_seed(3)
+        model.zero_grad()
+        x.grad = None
+        through(x).pow(2).mean().backward()
+        grads.append([x.grad, *(p.grad for p in model.parameters())])
+    for actual, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected)
