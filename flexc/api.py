@@ -25,6 +25,7 @@ from flexc.check import (
 from flexc.errors import UnsupportedFeature
 from flexc.execute import in_autocast_dtype, new_seed, readable, run
 from flexc.prepared import Key, replay
+from flexc.provenance import without_own_map
 from flexc.resolve import resolve
 
 if TYPE_CHECKING:
@@ -185,9 +186,10 @@ def attention(
         dropout_seed=new_seed(q.device) if dropout_p else 0,
         deterministic=deterministic,
     )
+    chosen = choose(backend, q.device, dropout_p)
     result, lse = run(
-        call,
-        choose(backend, q.device, dropout_p),
+        without_own_map(call) if chosen in ON_GPU and block_mask is not None else call,
+        chosen,
         key if call.q is q and call.k is k and call.v is v else None,
     )
     if not return_lse:

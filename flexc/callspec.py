@@ -10,9 +10,8 @@ from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
-from flexc.ir.spec import AttentionSpec, Blocks
+from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
-from flexc.provenance import is_of_the_mask
 
 STORAGE = {
     torch.bool: Storage.BOOL,
@@ -45,12 +44,10 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
     blocks = choose_blocks(
         call.mask,
         call.values,
-        given=given is not None and not is_of_the_mask(call),
+        given=given is not None,
         lengths=(q.shape[2], k.shape[2]),
         wanted=dict(call.options).get("blocks"),
     )
-    if blocks is Blocks.RANGES:
-        given = None  # it holds what the closed form says
     size = q.element_size()
     aligned = all(is_aligned(x) for x in (q, k, v)) and (call.out is None or is_aligned(call.out))
     aligned = aligned and v.shape[3] * size % 16 == 0

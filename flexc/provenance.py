@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from flexc.codegen.blocks import choose_blocks
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input
+from flexc.ir.spec import Blocks
 from flexc.ir.substitute import renumber
 
 if TYPE_CHECKING:
@@ -39,6 +41,20 @@ def remember(block_map: BlockMap | DeviceMap, mask: Expr, values: Sequence[Value
         return  # its contents may have changed without notice
     keys = tuple((weakref.ref(x), x._version) if isinstance(x, torch.Tensor) else x for x in values)
     _origins[block_map] = _Origin(mask, keys)
+
+
+def without_own_map(call: AttentionCall) -> AttentionCall:
+    """The call without a block map that says what the closed form of its mask says."""
+    if call.block_map is None or not is_of_the_mask(call):
+        return call
+    blocks = choose_blocks(
+        call.mask,
+        call.values,
+        given=False,
+        lengths=(call.q.shape[2], call.k.shape[2]),
+        wanted=dict(call.options).get("blocks"),
+    )
+    return replace(call, block_map=None) if blocks is Blocks.RANGES else call
 
 
 def is_of_the_mask(call: AttentionCall) -> bool:

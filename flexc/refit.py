@@ -46,8 +46,6 @@ def refitted(call: AttentionCall) -> AttentionCall:
         return call
     if is_of_the_mask(call):
         return replace(call, block_map=None)
-    if is_of_the_mask(call):
-        return replace(call, block_map=None)
     if isinstance(given, DeviceMap):
         given = given.host()
         call = replace(call, block_map=given)

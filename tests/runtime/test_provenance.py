@@ -13,6 +13,7 @@ from flexc import masks
 from flexc.call import AttentionCall
 from flexc.callspec import spec_of
 from flexc.ir.spec import Blocks
+from flexc.provenance import without_own_map
 from flexc.resolve import resolve
 
 LENGTH = 200
@@ -31,7 +32,7 @@ def _blocks(
         q=q, k=q, v=q, mods=mods, values=values, block_map=block_map, scale=1.0, sinks=None,
         return_lse=False, out=None, allow_tf32=False,
     )  # fmt: skip
-    return spec_of(call).blocks
+    return spec_of(without_own_map(call)).blocks
 
 
 def _made(mask: Callable[..., Any], batch: int | None = None) -> flexc.BlockMask:

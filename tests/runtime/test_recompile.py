@@ -12,6 +12,7 @@ import flexc
 from flexc import build, masks
 from flexc.call import AttentionCall
 from flexc.callspec import spec_of
+from flexc.provenance import without_own_map
 from flexc.resolve import resolve
 
 OPTIONS = (("block_kv", 16), ("block_q", 16), ("num_stages", 1), ("num_warps", 4))
@@ -38,7 +39,7 @@ def _kernel(
         **{"scale": 0.25, "sinks": None, "return_lse": False, "out": None, "allow_tf32": False, **facts},
     )  # fmt: skip
     before = build.compilations
-    kernel = build.kernel_for(spec_of(call), "sm80", OPTIONS, mods.sources)
+    kernel = build.kernel_for(spec_of(without_own_map(call)), "sm80", OPTIONS, mods.sources)
     return kernel, build.compilations - before
 
 
