@@ -167,6 +167,10 @@ class BlockMask(BlockListing):
             mask_mod=block_mask.mask_mod,
             seq_lengths=(int(q_len), int(kv_len)),
             compute_q_blocks=block_mask.q_indices is not None,
+            # Only newer versions of PyTorch know these.
+            dq_write_order=getattr(block_mask, "dq_write_order", None),
+            dq_write_order_full=getattr(block_mask, "dq_write_order_full", None),
+            dq_kv_order=block_mask._dq_kv_order() if hasattr(block_mask, "_dq_kv_order") else None,
         )
 
     def to_torch(self) -> TorchBlockMask:
@@ -245,6 +249,7 @@ class BlockMask(BlockListing):
         Raises:
             BlockIndexOutOfRange: an integer, or one of a tensor, is outside.
             InvalidBlockMask: there are more than three indices, or more than one is a tensor.
+            UnsupportedFeature: the mask has a tensor `dq_kv_order`, which is of its own blocks.
         """
         if self.dq_kv_order is not None:
             raise UnsupportedFeature("a block mask with a tensor dq_kv_order can't be sliced")
@@ -264,7 +269,10 @@ class BlockMask(BlockListing):
 
         Raises:
             BlockMaskMismatch: a length is above the mask's own.
+            UnsupportedFeature: the mask has a tensor `dq_kv_order`, which is of its own blocks.
         """
+        if self.dq_kv_order is not None:
+            raise UnsupportedFeature("a block mask with a tensor dq_kv_order can't be cut to other lengths")
         if new_q_len > self.seq_lengths[0] or new_kv_len > self.seq_lengths[1]:
             raise BlockMaskMismatch(
                 f"lengths ({new_q_len}, {new_kv_len}) exceed those of the block mask, {self.seq_lengths}",

@@ -19,7 +19,14 @@ import flexc
 from flexc import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
 from flexc.block_mask import as_block_mask
 from flexc.device_map import DeviceMap
-from flexc.errors import BlockIndexOutOfRange, BlockMaskMismatch, InvalidBlockMask, NotAMod, SlicedBlockMask
+from flexc.errors import (
+    BlockIndexOutOfRange,
+    BlockMaskMismatch,
+    InvalidBlockMask,
+    NotAMod,
+    SlicedBlockMask,
+    UnsupportedFeature,
+)
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.stretches import stretches
 from flexc.map_cache import _found
@@ -95,8 +102,7 @@ def test_equal_to_pytorch(mask: Any, lengths: tuple[int, int], size: Any, option
     _assert_same(ours, theirs)
     _assert_same(ours.to_torch(), theirs)
     _assert_same(ours.to("cpu"), theirs)
-    if not options:
-        _assert_same(BlockMask.from_torch(theirs), theirs)
+    _assert_same(BlockMask.from_torch(theirs), theirs)
 
 
 # PyTorch takes no bound methods, and on the CPU no indices that are out of range where the mask is false.
@@ -149,6 +155,23 @@ def test_slices_by_flags_are_slices_by_positions() -> None:
         mask["0"]  # type: ignore[index]
     with pytest.raises(InvalidBlockMask, match="at most one tensor"):
         mask[torch.tensor([0]), torch.tensor([0])]
+
+
+def test_explicit_orders_are_kept_and_bind_a_mask_to_its_blocks() -> None:
+    theirs: Any = torch_flex.create_block_mask(
+        by_head, 2, 3, 256, 256, device="cpu", BLOCK_SIZE=64, compute_dq_write_order=True
+    )
+    theirs.dq_kv_order = torch.arange(2 * 3 * 4, dtype=torch.int32).view(2, 3, 4)
+    theirs.dq_kv_order_spt = None
+    ours: Any = BlockMask.from_torch(theirs)
+    for one in (ours, ours.to_torch(), ours.to("cpu")):
+        assert torch.equal(one.dq_kv_order, theirs.dq_kv_order)
+        assert torch.equal(one.dq_write_order, theirs.dq_write_order)
+    for refuses in (lambda mask: mask[0], lambda mask: mask._adjust(128, 128)):
+        with pytest.raises(NotImplementedError):
+            refuses(theirs)
+        with pytest.raises(UnsupportedFeature, match="tensor dq_kv_order"):
+            refuses(ours)
 
 
 def test_adjust_is_that_of_pytorch() -> None:
