@@ -71,6 +71,18 @@ def test_only_right_results_have_a_speed() -> None:
     assert to_json([cell], {})["cells"][0]["case"] == "causal"
 
 
+def test_the_backward_alone_is_checked_and_timed() -> None:
+    peers = (*choose_peers(["flexc"]), Peer("wrong", lambda case, problem: lambda q, k, v: q * k.sum()))
+    case = make_case("alibi", PROBLEM) if "alibi" in CASES else make_case("causal", PROBLEM)
+    cell = run_cell(case, PROBLEM, peers=peers, rounds=3, backward=True)
+    own, wrong = cell.entry("flexc"), cell.entry("wrong")
+    assert own is not None
+    assert own.timing is not None
+    assert own.tflops == pytest.approx(10 * 2 * 2 * 200**2 * 16 * cell.share / own.timing.median_ms / 1e9)
+    assert wrong is not None
+    assert wrong.timing is None
+
+
 def test_timing_takes_turns() -> None:
     order: list[str] = []
     calls = {name: [lambda n=name: order.append(n)] for name in ("a", "b")}

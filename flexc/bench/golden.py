@@ -43,17 +43,35 @@ class Golden:
 
 
 def make_golden(
-    case: Case, problem: Problem, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    case: Case,
+    problem: Problem,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    backward: bool = False,
 ) -> Golden:
-    """Computes the sampled rows in fp64 and in the problem's own dtype."""
+    """Computes the sampled rows in fp64 and in the problem's own dtype.
+
+    With `backward`, those of the gradient of q, where the gradient that comes in is q itself.
+    """
     count = min(ROWS, problem.length)
     rows = torch.arange(count, device=problem.device) * (problem.length - 1) // max(count - 1, 1)
     mods, values, _ = resolve(case.score, case.mask)
     q, k, v = inputs
     q = q[:, :, rows]
-    exact = _attend(mods, values, rows, q.double(), k.double(), v.double())
-    plain = _attend(mods, values, rows, q, k, v)
+    compute = _gradient_of_q if backward else _attend
+    exact = compute(mods, values, rows, q.double(), k.double(), v.double())
+    plain = compute(mods, values, rows, q, k, v)
     return Golden(rows, exact, float((plain.double() - exact).abs().max()))
+
+
+def _gradient_of_q(
+    mods: Mods, values: Values, rows: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    leaf = q.detach().requires_grad_()
+    with torch.enable_grad():
+        out = _attend(mods, values, rows, leaf, k, v)
+    (gradient,) = torch.autograd.grad(out, leaf, q)
+    return gradient
 
 
 def _attend(

@@ -70,18 +70,26 @@ def choose_peers(names: Sequence[str]) -> tuple[Peer, ...]:
     return tuple(known[name] for name in names) if names else PEERS
 
 
-def run_cell(case: Case, problem: Problem, *, peers: Sequence[Peer] = PEERS, rounds: int = 30) -> Cell:
+def run_cell(
+    case: Case,
+    problem: Problem,
+    *,
+    peers: Sequence[Peer] = PEERS,
+    rounds: int = 30,
+    backward: bool = False,
+) -> Cell:
     """Checks every peer against the fp64 golden, then times those that were right, in turns.
 
-    FLOPs of the forward are 4 * B * H * S * S * D * share.
+    FLOPs of the forward are 4 * B * H * S * S * D * share; the backward, which is timed alone, has 2.5 times
+    as many.
     """
     inputs = [problem.inputs(seed) for seed in range(INPUT_SETS)]
-    golden = make_golden(case, problem, inputs[0])
+    golden = make_golden(case, problem, inputs[0], backward=backward)
     fraction = share(case, problem)
     entries: dict[str, Entry] = {}
     calls: dict[str, list[Callable[[], object]]] = {}
     for peer in peers:
-        entry, run = _first_call(peer, case, problem, inputs[0], golden.error)
+        entry, run = _first_call(peer, case, problem, inputs[0], golden.error, backward=backward)
         entries[peer.name] = entry
         if run is None or entry.error is None:
             continue
@@ -89,8 +97,15 @@ def run_cell(case: Case, problem: Problem, *, peers: Sequence[Peer] = PEERS, rou
             note = f"wrong: error {entry.error:.1e}, plain PyTorch {golden.plain_error:.1e}"
             entries[peer.name] = dataclasses.replace(entry, note=note)
             continue
-        calls[peer.name] = [partial(run, *each) for each in inputs]
-    flops = 4.0 * problem.batch * problem.heads * problem.length**2 * problem.head_dim * fraction
+        calls[peer.name] = [_backward_of(run, each) if backward else partial(run, *each) for each in inputs]
+    flops = (
+        (10.0 if backward else 4.0)
+        * problem.batch
+        * problem.heads
+        * problem.length**2
+        * problem.head_dim
+        * fraction
+    )
     for name, timing in alternate(calls, rounds=rounds, device=problem.device).items():
         tflops = flops / timing.median_ms / 1e9
         entries[name] = dataclasses.replace(entries[name], timing=timing, tflops=tflops)
@@ -113,11 +128,13 @@ def _first_call(
     problem: Problem,
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     measure: Callable[[torch.Tensor], float],
+    *,
+    backward: bool,
 ) -> tuple[Entry, Run | None]:
     before = time.perf_counter()
     try:
         run = peer.prepare(case, problem)
-        out = run(*inputs)
+        out = _backward_of(run, inputs)()[0] if backward else run(*inputs)
         if problem.device.type == "cuda":
             torch.cuda.synchronize()
     except NotOffered as reason:
@@ -127,6 +144,16 @@ def _first_call(
         return Entry(peer.name, note=f"{type(error).__name__}: {text[0][:100]}"), None
     seconds = time.perf_counter() - before
     return Entry(peer.name, error=measure(out), first_call_s=seconds), run
+
+
+def _backward_of(
+    run: Run, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Runs the forward now; the backward at each call, with q as the gradient that comes in."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        out = run(leaves[0], leaves[1], leaves[2])
+    return partial(torch.autograd.grad, out, leaves, inputs[0], retain_graph=True)
 
 
 def problems(

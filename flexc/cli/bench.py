@@ -18,7 +18,7 @@ from flexc.cli.show import console, errors, show_json, show_text
 from flexc.modfile import NamedMods, load_one
 
 _BASELINE = "torch-flex"
-_TITLE = "forward, TFLOP/s (ms)"
+_TITLE = {False: "forward, TFLOP/s (ms)", True: "backward, TFLOP/s (ms)"}
 
 
 def bench(
@@ -38,13 +38,15 @@ def bench(
     peers: Annotated[
         str, typer.Option(help=f"Any of {','.join(p.name for p in PEERS)}. [default: all]")
     ] = "",
+    backward: Annotated[bool, typer.Option("--backward", help="Time the backward alone.")] = False,
     rounds: Annotated[int, typer.Option(min=3, help="Timed calls of each peer, in turns.")] = 30,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown.")] = False,
 ) -> None:
     """Time flexc beside every peer that is installed, in one run, after checking each result against fp64.
 
-    TFLOP/s count only the pairs that may attend. A wrong result gets no speed. Forward.
+    TFLOP/s count only the pairs that may attend. A wrong result gets no speed: the output, or with
+    --backward the gradient of q.
     """
     on_gpu = torch.cuda.is_available()
     sizes = split_numbers(lengths or ("4096,16384" if on_gpu else "1024"), "--lengths")
@@ -59,29 +61,34 @@ def bench(
     own = None if mod is None else load_one(mod)
     names = split_list(cases, "--cases")
     cells = []
-    for cell in _run(grid, names, own, chosen, rounds):
+    for cell in _run(grid, names, own, chosen, rounds, backward):
         cells.append(cell)
         errors.print(f"[dim]{escape(_title(cell))}[/]", highlight=False)
     if as_json:
-        show_json(to_json(cells, {"rounds": rounds, "cases": [mod] if mod else names}))
+        show_json(to_json(cells, {"rounds": rounds, "backward": backward, "cases": [mod] if mod else names}))
         return
     where = ", ".join(f"{name} {value}" for name, value in environment().items())
     rows = _rows(cells, chosen)
     if markdown:
-        show_text(f"{where}; {_TITLE}\n\n{_markdown(rows)}")
+        show_text(f"{where}; {_TITLE[backward]}\n\n{_markdown(rows)}")
         return
     console.print(where, style="dim")
-    console.print(_table(rows))
+    console.print(_table(rows, _TITLE[backward]))
     _print_notes(cells)
 
 
 def _run(
-    grid: Iterator[Problem], names: Sequence[str], own: NamedMods | None, peers: Sequence[Peer], rounds: int
+    grid: Iterator[Problem],
+    names: Sequence[str],
+    own: NamedMods | None,
+    peers: Sequence[Peer],
+    rounds: int,
+    backward: bool,
 ) -> Iterator[Cell]:
     for problem in grid:
         cases = [make_case(name, problem) for name in names] if own is None else [_own_case(own)]
         for case in cases:
-            yield run_cell(case, problem, peers=peers, rounds=rounds)
+            yield run_cell(case, problem, peers=peers, rounds=rounds, backward=backward)
 
 
 def _own_case(own: NamedMods) -> Case:
@@ -124,9 +131,9 @@ def _has_speed(cell: Cell, peer: str) -> bool:
     return entry is not None and entry.timing is not None
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Table:
+def _table(rows: Sequence[Sequence[str]], title: str) -> Table:
     headings, *cells = rows
-    table = Table(title=_TITLE)
+    table = Table(title=title)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in cells:

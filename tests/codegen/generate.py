@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flexc.callspec import unit_strides
+from flexc.codegen.backward_plan import lower_backward
+from flexc.codegen.backward_spec import Entry, backward_spec
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.design import Design
 from flexc.codegen.hopper_plan import suited
@@ -73,6 +75,22 @@ def generate(
     if design is Design.HOPPER:
         spec = suited(spec)
     return lower(spec, TARGETS[target], options=options, sources=sources, design=design)
+
+
+def generate_backward(
+    mask: Mod | None = None,
+    score: Mod | None = None,
+    target: str = "sm90",
+    *,
+    deterministic: bool = False,
+    **facts: Any,
+) -> list[str]:
+    """The generated files of a backward, with gradients of all floating captured tensors."""
+    spec = spec_for(mask, score, **facts)
+    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float)
+    backward = backward_spec(spec, has_grad_lse=True, slots=slots, deterministic=deterministic)
+    sources = resolve(score, mask)[0].sources
+    return [lower_backward(backward, e, TARGETS[target], sources=sources).source for e in Entry]
 
 
 def independent_of_the_machine(source: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from flexc import masks, scores
 from flexc.codegen.design import Design
 from flexc.ir.types import Storage
-from tests.codegen.generate import generate, independent_of_the_machine
+from tests.codegen.generate import generate, generate_backward, independent_of_the_machine
 from tests.conftest import Golden
 
 DOCUMENTS = torch.zeros(64, dtype=torch.int32)
@@ -39,6 +39,20 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }
+
+
+BACKWARD: dict[str, dict[str, Any]] = {
+    "causal": {"mask": masks.causal},
+    "softcap": {"score": scores.softcap(30.0)},
+    "slopes": {"mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "relative_bias": {"score": scores.relative_bias(torch.ones(8, 255))},
+    "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
+}
+
+
+@pytest.mark.parametrize("name", list(BACKWARD))
+def test_backward(name: str, golden: Golden) -> None:
+    golden(independent_of_the_machine("\n\n".join(generate_backward(**BACKWARD[name]))))
 
 
 @pytest.mark.parametrize("name", list(CASES))

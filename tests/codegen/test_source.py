@@ -17,7 +17,7 @@ from flexc.codegen.design import Design
 from flexc.codegen.module import GeneratedKernel
 from flexc.compiler import import_file
 from flexc.ir.types import Storage
-from tests.codegen.generate import generate
+from tests.codegen.generate import generate, generate_backward
 from tests.mods import corpus
 
 
@@ -37,6 +37,16 @@ def _files(folder: Path) -> Iterator[Path]:
     bias = scores.relative_bias(torch.randn(4, 33))
     yield _write(folder / "plain.py", generate(has_sinks=True, return_lse=True, head_dim=80))
     yield _write(folder / "single.py", generate(masks.causal, bias, storage=Storage.FP32, head_dim_v=72))
+    for n, text in enumerate(
+        [
+            *generate_backward(masks.causal, bias, deterministic=True, head_dim_v=72, has_sinks=True),
+            *generate_backward(None, scores.softcap(30.0), dropout=True, head_dim=80),
+            *generate_backward(masks.sliding_window(64), scores.alibi(torch.ones(8)), storage=Storage.FP32),
+        ]
+    ):
+        path = folder / f"backward_{n}.py"
+        path.write_text(text)
+        yield path
     yield _write(folder / "many.py", generate(_many_captures(), head_dim=31))
 
 
