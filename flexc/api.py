@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
+from flexc import operators
 from flexc.backends import ON_GPU, choose
 from flexc.call import AttentionCall
 from flexc.check import (
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
 
     from flexc.block_mask import BlockMask
+
+
+OPERATORS = operators.NAMES
+"""What `torch.ops.flexc` holds, from the first use of this module on."""
 
 
 class _Arguments(TypedDict, total=False):

@@ -27,6 +27,8 @@ _INPUTS = (
 _NAMED = ("q", "k", "v", "sinks")
 _FIRST_CAPTURE = len(_NAMED)
 
+NAMES = ("attention", "attention_backward")
+
 _library: Any = torch.library.Library("flexc", "DEF")  # type: ignore[no-untyped-call]
 _tags = (torch.Tag.pt2_compliant_tag,)
 _library.define(f"attention({_INPUTS}) -> (Tensor out, Tensor lse)", tags=_tags)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +182,23 @@ def test_export(strict: bool) -> None:
     for length in (12, 20):
         x = torch.randn(2, length, 8)
         torch.testing.assert_close(program.module()(x), layer(x))
+
+
+def test_another_process_runs_an_exported_program(tmp_path: Path) -> None:
+    layer, x = Layer().eval(), torch.randn(2, 12, 8)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "program.pt2")
+    torch.save((x, layer(x).detach()), tmp_path / "expected.pt")
+    code = (
+        "import sys, torch, flexc.operators\n"
+        "x, expected = torch.load(sys.argv[1] + '/expected.pt')\n"
+        "out = torch.export.load(sys.argv[1] + '/program.pt2').module()(x)\n"
+        "torch.testing.assert_close(out, expected)\n"
+        "print('equal')\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
 
 
 def test_func_grad() -> None:
