@@ -140,7 +140,7 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     most = 192 if widest == 64 and spec.score is None and spec.blocks is not Blocks.MAP else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
-    for block_q, block_kv in product((most, 128, 64), (128, 64)):
+    for block_q, block_kv in product((most, 128), (128, 64)):
         if block_kv > wide:
             continue
         tiles = [replace(Tiles(block_q, block_kv, 4, n), **asked) for n in (4, 3, 2)]  # type: ignore[arg-type]

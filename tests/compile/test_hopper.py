@@ -78,7 +78,7 @@ def test_machine_code(name: str, head_dim: int) -> None:
 def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
     kernel = _compile("causal", head_dim, head_dim_v=head_dim_v, dtype=torch.float16)
     # The output of the widest heads takes half of the registers: a few of the others spill.
-    _check(kernel, spills=24 if head_dim_v == 256 else 0)
+    _check(kernel, spills=32 if head_dim_v == 256 else 0)
 
 
 def test_sinks() -> None:
