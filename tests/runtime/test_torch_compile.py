@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import flexc
 
@@ -245,3 +246,40 @@ def test_a_compiled_block_mask() -> None:
     compiled = torch.compile(flexc.create_block_mask, backend="eager")
     mask = compiled(flexc.masks.causal, None, None, 300, 300, device="cpu")
     assert mask.shape == (1, 1, 300, 300)
+
+
+def test_dropout() -> None:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return flexc.attention(q, k, v, dropout_p=0.4)
+
+    q, k, v = (x.requires_grad_() for x in _qkv(12))
+    compiled = Counted(function)
+    results: list[list[torch.Tensor]] = []
+    for call in (compiled, compiled, function):
+        if call is function or not results:
+            torch.manual_seed(3)
+        out = call(q, k, v)
+        results.append([out, *torch.autograd.grad(out.pow(2).sum(), (q, k, v))])
+    assert not torch.equal(results[0][0], results[1][0])
+    for actual, expected in zip(results[0], results[2], strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_checkpoint_in_a_compiled_function() -> None:
+    def attend(q: Any, k: Any, v: Any, bias: torch.Tensor) -> Any:
+        def score(score, b, h, q_idx, kv_idx):
+            return score + bias[h, kv_idx]
+
+        return flexc.attention(q, k, v, score_mod=score, dropout_p=0.2)
+
+    def function(*args: Any) -> Any:
+        return checkpoint(attend, *args, use_reentrant=False)
+
+    inputs = [x.requires_grad_() for x in (*_qkv(12), torch.randn(4, 12))]
+    results = []
+    for call in (Counted(function), attend):
+        torch.manual_seed(3)
+        out = call(*inputs)
+        results.append([out, *torch.autograd.grad(out.pow(2).sum(), inputs)])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
