@@ -42,18 +42,14 @@ def classify(
     Raises:
         MaskTooOpen: the budget does not suffice.
     """
-    work = None
-    if grid.tiles:
-        known = tabulate(mask, values, grid, arrays)
-        tables = RangeTables(known.values, arrays.xp)
-        boxed = BoxedMask(known.mask, known.values, grid, arrays, workspace, tables)
-        work = _Work(boxed, Ledger(budget))
-        for scale, tiles in work.coarse_tiles():
-            work.run(scale, tiles)
-    return Decisions(
-        joined(arrays, work.found if work else []),
-        work.counts() if work else {"interval": 0, "sample": 0, "exact": 0},
-    )
+    if grid.tiles == 0:
+        return Decisions(joined(arrays, []), {})
+    known = tabulate(mask, values, grid, arrays)
+    tables = RangeTables(known.values, arrays.xp)
+    work = _Work(BoxedMask(known.mask, known.values, grid, arrays, workspace, tables), Ledger(budget))
+    for scale, tiles in work.coarse_tiles():
+        work.run(scale, tiles)
+    return Decisions(joined(arrays, work.found), work.counts())
 
 
 @dataclass(slots=True, eq=False)
