@@ -10,18 +10,19 @@ from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Reasons, Tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan
+from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
 
-# Bests for 16-bit inputs, by kernel, matrix unit and padded head dimension.
+# Bests for 16-bit inputs, by kernel, matrix unit and padded head dimension; those of wgmma as timed on an H200.
 _PREFERRED: dict[tuple[Entry, MatrixUnit], dict[int, tuple[Tiles, ...]]] = {
     (Entry.KV, MatrixUnit.WGMMA): {
-        64: (Tiles(64, 128, 8, 3), Tiles(64, 64, 4, 3)),
-        128: (Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
+        64: (Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 3)),
+        128: (Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3), Tiles(32, 128, 8, 3)),
         256: (Tiles(32, 64, 8, 2), Tiles(16, 64, 8, 2)),
     },
     (Entry.Q, MatrixUnit.WGMMA): {
-        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)),
-        128: (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
+        64: (Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3)),
+        128: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 3), Tiles(128, 32, 8, 3)),
         256: (Tiles(64, 32, 8, 2), Tiles(64, 16, 8, 2)),
     },
     (Entry.KV, MatrixUnit.MMA_SYNC): {
@@ -44,6 +45,11 @@ _PREFERRED: dict[tuple[Entry, MatrixUnit], dict[int, tuple[Tiles, ...]]] = {
         128: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
         256: (Tiles(64, 32, 8, 1), Tiles(64, 16, 8, 1)),
     },
+}
+# The same where every tile is visited, so that programs are long.
+_PREFERRED_UNMASKED: dict[tuple[Entry, MatrixUnit], dict[int, Tiles]] = {
+    (Entry.KV, MatrixUnit.WGMMA): {128: Tiles(64, 128, 8, 3)},
+    (Entry.Q, MatrixUnit.WGMMA): {64: Tiles(128, 64, 8, 3)},
 }
 _SIDES = tuple((wide, short) for wide, short in product((128, 64, 32, 16), (64, 32, 16)) if wide >= short)
 
@@ -115,6 +121,9 @@ def _candidates(
     widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[entry, target.matrix_unit].get(max(widest, 64), ()) if half else ()
+    unmasked = _PREFERRED_UNMASKED.get((entry, target.matrix_unit), {}).get(max(widest, 64))
+    if half and unmasked is not None and spec.blocks is Blocks.ALL:
+        preferred = (unmasked, *preferred)
     for tiles in preferred:
         yield _limited(backward, replace(tiles, **wanted), wanted), "preferred"
     for (wide, short), stages in product(_SIDES, (2, 1)):

@@ -33,7 +33,7 @@ Make = Callable[[Mapping[Tiles, str]], GeneratedKernel]
 _built: dict[tuple[AttentionSpec, str, Options, Design], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
-_FEW = 256
+_FEW = 384
 _TRIES = 8
 """How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
@@ -145,7 +145,7 @@ class Spares(Enum):
     OUTSIDE_LOOPS = "outside loops"
     """Those around the loops with matrix products: what is needed rarely."""
     FEW = "few"
-    """Up to 256 bytes a thread, which are such too; and outside loops."""
+    """Up to 384 bytes a thread, which are such too; and outside loops."""
 
 
 def build_kernel(
