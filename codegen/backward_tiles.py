@@ -13,7 +13,7 @@ from flexc.errors import NoFeasiblePlan
 from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
 
-# Bests for 16-bit inputs, by kernel, matrix unit and padded head dimension; those of wgmma as timed on an H200.
+# Bests for 16-bit inputs, by kernel, matrix unit and padded head dimension; those of wgmma timed on an H200.
 _PREFERRED: dict[tuple[Entry, MatrixUnit], dict[int, tuple[Tiles, ...]]] = {
     (Entry.KV, MatrixUnit.WGMMA): {
         64: (Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 3)),
