@@ -61,10 +61,10 @@ def _qkv(q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.bfloat16)
 
 
 def _both(mask: Mask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Out and lse with computed loop bounds, and from a block map."""
+    """Out and lse of the portable kernel, with computed loop bounds and from a block map."""
     with torch.no_grad():
         return [
-            flexc.attention(q, k, v, mask_mod=mask, return_lse=True, options=options)
+            flexc.attention(q, k, v, mask_mod=mask, return_lse=True, backend="triton", options=options)
             for options in (None, {"blocks": "map"})
         ]
 
