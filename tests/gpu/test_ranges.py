@@ -103,26 +103,27 @@ def test_other_lengths_and_contents_need_no_compilation_and_no_synchronisation()
     ends = torch.full((4096,), 4096, dtype=torch.int32, device="cuda")
     mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
     inputs = {length: _qkv(length, length, 64) for length in (128, 500, 1000, 4096)}
-    flexc.attention(*inputs[128], mask_mod=mask)
+    flexc.attention(*inputs[128], mask_mod=mask, backend="triton")
     before = build.compilations
     with no_synchronisation():
-        outs = {length: flexc.attention(*inputs[length], mask_mod=mask) for length in inputs}
+        outs = {n: flexc.attention(*x, mask_mod=mask, backend="triton") for n, x in inputs.items()}
         ends.fill_(100)
-        short = flexc.attention(*inputs[1000], mask_mod=mask)
+        short = flexc.attention(*inputs[1000], mask_mod=mask, backend="triton")
     assert build.compilations == before
     for length, out in outs.items():
         golden(*inputs[length], mask_mod=masks.causal).check(out)
     golden(*inputs[1000], mask_mod=mask).check(short)
 
 
-def test_a_captured_bound_may_change_between_replays_of_a_graph() -> None:
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_a_captured_bound_may_change_between_replays_of_a_graph(backend: str) -> None:
     ends = torch.full((700,), 700, dtype=torch.int32, device="cuda")
     mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
     q, k, v = _qkv(700, 700, 64)
-    flexc.attention(q, k, v, mask_mod=mask)
+    flexc.attention(q, k, v, mask_mod=mask, backend=backend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = flexc.attention(q, k, v, mask_mod=mask)
+        out = flexc.attention(q, k, v, mask_mod=mask, backend=backend)
     for end in (700, 130, 1):
         ends.fill_(end)
         graph.replay()
@@ -133,7 +134,8 @@ def test_a_compiled_kernel_needs_no_block_mask() -> None:
     from flexc.codegen.target import target_for_capability
 
     target = target_for_capability(*torch.cuda.get_device_capability()).name
-    kernel = flexc.compile(mask_mod=masks.sliding_window(100), head_dim=64, target=target, return_lse=True)
+    window = masks.sliding_window(100)
+    kernel = flexc.compile(mask_mod=window, head_dim=64, target=target, return_lse=True, backend="triton")
     for lengths in ((1000, 1000), (300, 777)):
         q, k, v = _qkv(*lengths, 64)
         golden(q, k, v, mask_mod=masks.sliding_window(100)).check(*kernel(q, k, v))
