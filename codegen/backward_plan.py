@@ -11,6 +11,7 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
     NOTHING,
+    SPLIT,
     KernelPlan,
     check_options,
     choose_precision,
@@ -20,6 +21,9 @@ from flexc.codegen.plan import (
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, power_of_two_at_least
 from flexc.ir.graph import ModSource
+
+_WIDEST_SPLIT = 256
+"""Head dimension up to which the operands of fp32 products are split in three bf16."""
 
 
 def make_backward_plan(
@@ -45,6 +49,9 @@ def make_backward_plan(
         if name in options
     }
     precision, why_precision = choose_precision(spec, options.get("precision"))
+    widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
+    if precision == SPLIT and "precision" not in options and widest > _WIDEST_SPLIT:
+        precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     if entry is Entry.ROWS:
         tiles = row_tiles(backward)

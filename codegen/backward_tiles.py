@@ -107,7 +107,11 @@ def _heavier_than_skipped(
     backward: BackwardSpec, entry: Entry, target: Target, registers: int, skip: Mapping[Tiles, str]
 ) -> bool:
     """After some tiles spilled, only those with fewer live registers are worth compiling."""
-    return any(registers >= registers_per_thread(backward, entry, target, t) for t in skip)
+    return any(
+        registers >= registers_per_thread(backward, entry, target, t)
+        for t, problem in skip.items()
+        if "spilled" in problem  # and not too large
+    )
 
 
 def _register_limit(target: Target, tiles: Tiles) -> int:

@@ -61,7 +61,7 @@ NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
 BACKWARD_OPTIONS = {f"backward_{name}": limits for name, limits in _TILE_OPTIONS.items()}
 _ASKED = "asked for"
-_SPLIT = "bf16x6"
+SPLIT = "bf16x6"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
 
 
@@ -85,7 +85,7 @@ def make_plan(
     try:
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     except NoFeasiblePlan:
-        if precision != _SPLIT or why_precision == _ASKED:
+        if precision != SPLIT or why_precision == _ASKED:
             raise
         precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
@@ -153,7 +153,7 @@ def choose_precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
     if spec.allow_tf32:
         return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
     return (
-        _SPLIT,
+        SPLIT,
         "each operand split into three bf16: more exact than fp32 sums, faster than the general units",
     )
 
