@@ -37,6 +37,7 @@ from flexc.check import (
 from flexc.device_map import DeviceMap
 from flexc.errors import InternalError
 from flexc.execute import is_transformed, new_seed
+from flexc.frontend.compose import undecorated
 from flexc.frontend.subgraph import Calls, trace_subgraph
 from flexc.map_tensors import arrays_of
 from flexc.resolve import combine
@@ -200,8 +201,8 @@ def attention(
             whole = api.attention(q, k, v, **{**given, "return_lse": True})
             return whole
         score, b, h, q_idx, kv_idx = [_argument(q, name) for name in ("score", "b", "h", "q_idx", "kv_idx")]
-        allowed = [mask(b, h, q_idx, kv_idx) for mask in masks]
-        scored = None if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
+        allowed = [undecorated(mask)(b, h, q_idx, kv_idx) for mask in masks]
+        scored = None if score_mod is None else undecorated(score_mod)(score, b, h, q_idx, kv_idx)
         return _finish(
             q,
             k,

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Function = Callable[..., Any]
 
 
@@ -29,6 +31,10 @@ class Composition:
         """Whether the pair is allowed."""
         raise NotImplementedError
 
+    def _each(self, *indices: Any) -> list[Any]:
+        """What each part says of a pair."""
+        return [undecorated(part)(*indices) for part in self.parts]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.parts
 
@@ -42,7 +48,7 @@ class Both(Composition):
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """Whether all allow the pair."""
-        return functools.reduce(operator.and_, (part(b, h, q_idx, kv_idx) for part in self.parts))
+        return functools.reduce(operator.and_, self._each(b, h, q_idx, kv_idx))
 
 
 class Either(Composition):
@@ -54,7 +60,7 @@ class Either(Composition):
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """Whether one allows the pair."""
-        return functools.reduce(operator.or_, (part(b, h, q_idx, kv_idx) for part in self.parts))
+        return functools.reduce(operator.or_, self._each(b, h, q_idx, kv_idx))
 
 
 def _flat(kind: type[Composition], parts: tuple[Function, ...]) -> tuple[Function, ...]:
@@ -72,12 +78,22 @@ class Negation(Composition):
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """Whether the mask refuses the pair."""
-        allowed = self.parts[0](b, h, q_idx, kv_idx)
+        allowed = undecorated(self.parts[0])(b, h, q_idx, kv_idx)
         return not allowed if isinstance(allowed, bool) else ~allowed
+
+
+def undecorated(function: Function) -> Function:
+    """The user's own function.
+
+    torch.compile of PyTorch 2.11 asks what is called for its truth value, which a mask refuses to have.
+    """
+    return function.function if isinstance(function, Traceable) else function
 
 
 def name_of(function: Function) -> str:
     """How a function is called in messages; compositions in brackets."""
+    if torch.compiler.is_dynamo_compiling():
+        return "mask"  # of a mask made inside a compiled function, which PyTorch 2.11 can't ask for its name
     name = getattr(function, "__name__", None) or type(function).__name__
     inner = function.function if isinstance(function, Traceable) else function
     return f"({name})" if isinstance(inner, (Both, Either)) else str(name)
