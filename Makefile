@@ -30,9 +30,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/typecheck
 
-# The corpus once more, with the newest Triton that is supported, in an environment laid over the first one.
+# The corpus once more, whole, with the newest Triton that is supported, in an environment laid over the first one.
 newest: .venv-newest/.ready
-	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal tests/compile
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist worksteal --whole-corpus tests/compile
 
 # The wheel, installed into an empty environment and used from another folder.
 wheel: $(VENV)/.dev

@@ -20,9 +20,14 @@ Golden = Callable[..., None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--update-golden`."""
+    """Adds `--update-golden` and `--whole-corpus`."""
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
+    )
+    parser.addoption(
+        "--whole-corpus",
+        action="store_true",
+        help="compile the corpus for every head dimension",
     )
 
 
