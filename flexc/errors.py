@@ -148,6 +148,10 @@ class UnsupportedOperation(TraceError, NotImplementedError):
     """An operation, or a form of it, that mods cannot hold."""
 
 
+class NoSuchAttribute(TraceError, AttributeError):
+    """A traced value was asked for something that no tensor has, by a slip of the pen most likely."""
+
+
 class WrongArity(TraceError, TypeError):
     """A function does not take the arguments that a mod of its kind is called with."""
 

@@ -59,7 +59,7 @@ def explain_mask(
         rows += _listed("conditions", (to_formula(part, names) for part in parts))
     rows += _hoisted(names, view.graph)
     by_formula = has_formula(view.graph, view.values, Q_LEN, KV_LEN)
-    rows += _tiles(view.block_map(block_size, block_size), by_formula=by_formula)
+    rows += _tiles(view.block_map(block_size, block_size), _plane(view.graph, b, h), by_formula=by_formula)
     return _page(view.source, rows)
 
 
@@ -130,11 +130,19 @@ def _hoisted(names: Sequence[str], *roots: Expr) -> list[Row]:
     ]
 
 
-def _tiles(block_map: BlockMap, *, by_formula: bool) -> list[Row]:
+def _plane(mask: Expr, b: int, h: int) -> str:
+    """Which batch and head are looked at, where that makes a difference."""
+    read = inputs_of(mask)
+    chosen = ((Input.B, f"batch {b}"), (Input.H, f"head {h}"))
+    text = ", ".join(words for which, words in chosen if which in read)
+    return f", {text} alone" if text else ""
+
+
+def _tiles(block_map: BlockMap, which: str, *, by_formula: bool) -> list[Row]:
     counts = block_map.counts()
     total = sum(counts)
     size = f"{block_map.block_q} x {block_map.block_kv} over {block_map.q_len:,} x {block_map.kv_len:,}"
-    rows = [("tiles", f"{total:,} of {size}")]
+    rows = [("tiles", f"{total:,} of {size}{which}")]
     meanings = ("empty: skipped", "partial: mask evaluated", "full: mask skipped")
     for count, meaning in zip(counts, meanings, strict=True):
         rows.append(("", f"{count:>12,}  {count / max(total, 1):6.1%}  {meaning}"))
@@ -143,7 +151,7 @@ def _tiles(block_map: BlockMap, *, by_formula: bool) -> list[Row]:
     ]
     text = ", ".join(decided) or "no tile to decide"
     rows.append(("decided", f"by closed form; as a map: {text}" if by_formula else text))
-    if block_map.rows:
+    if block_map.rows and sum(counts[1:]):
         rows += _listed("work", _work(schedule(block_map)))
     return rows
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flexc.errors import BranchOnTracedValue, ConvertTracedValue, MutationInMod, UnsupportedOperation
+from flexc.errors import (
+    BranchOnTracedValue,
+    ConvertTracedValue,
+    MutationInMod,
+    NoSuchAttribute,
+    UnsupportedOperation,
+)
 from flexc.frontend.branch import branch_hint
 from flexc.frontend.span import span_here
 from flexc.ir.expr import Expr
@@ -88,8 +94,14 @@ class Traced:
             return lambda *args, **kwargs: self.tracer.call(name, self, *args, **kwargs)
         if name.endswith("_") and not name.startswith("_") and name[:-1] in OPERATIONS:
             return lambda *args, **kwargs: self.assign(self.tracer.call(name[:-1], self, *args, **kwargs))
-        if not hasattr(torch.Tensor, name) or name.startswith("__"):
+        if name.startswith("_"):  # Python and PyTorch ask for these, to learn what a value can do
             raise AttributeError(f"a traced value has no attribute {name!r}")
+        if not hasattr(torch.Tensor, name):
+            raise NoSuchAttribute(
+                f"a traced value has no attribute {name!r}, and a tensor has none either",
+                hint="mods use arithmetic, comparisons, and methods such as .abs() and .clamp()",
+                span=span_here(),
+            )
         if self.real is not None:
             return lambda *args, **kwargs: self.tracer.call(name, self, *args, **kwargs)
         raise UnsupportedOperation(

@@ -23,6 +23,10 @@ FLAGS = [1, 2, 3]
 COUNT = 3
 
 
+def mistypes(b, h, q_idx, kv_idx):
+    return q_idx.clampp(3) >= kv_idx
+
+
 def branches(b, h, q_idx, kv_idx):
     if q_idx >= kv_idx:
         return kv_idx > 3
@@ -190,6 +194,7 @@ CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
     ),
     (sorts, errors.UnsupportedOperation, "torch.sort(TABLE[h] * q_idx)", "elementwise"),
     (calls_a_method, errors.UnsupportedOperation, "q_idx.cumsum", "elementwise"),
+    (mistypes, errors.NoSuchAttribute, "q_idx.clampp", "methods such as"),
     (draws, errors.UnsupportedOperation, "torch.rand(())", "outside the mod"),
     (
         unknown_form,
@@ -248,7 +253,7 @@ def test_every_class_of_mistake_is_tested() -> None:
 
 def test_classes_derive_from_builtins() -> None:
     for kind in errors.TraceError.__subclasses__():
-        assert issubclass(kind, (TypeError, ValueError, NotImplementedError, IndexError))
+        assert issubclass(kind, (TypeError, ValueError, NotImplementedError, IndexError, AttributeError))
 
 
 @pytest.mark.parametrize(
