@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +12,7 @@ from flexc.callspec import STORAGE, spec_of
 from flexc.check import check_block_map, check_blocks, check_closed_form, check_tensors
 from flexc.choice import design_for
 from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, UnsupportedDtype
+from flexc.gpu_facts import target_of
 from flexc.ir.spec import Blocks
 from flexc.launch import Launch
 from flexc.prepared import Key, Prepared, can_keep, keep
@@ -37,7 +37,7 @@ def run(
 
     if call.q.device.type != "cuda":
         return _interpreted(call, backend)
-    spec, target = spec_of(call), target_of(call.q.device.index)
+    spec, target = spec_of(call), target_of(call.q.device.index).name
     design, spec = design_for(call, spec, target, backend)
     kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
     block_map = None
@@ -72,14 +72,6 @@ def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch
     from flexc.interpret import run
 
     return run(call, spec_of(call))
-
-
-@lru_cache(maxsize=16)
-def target_of(index: int) -> str:
-    """The target of the GPU with that index."""
-    from flexc.codegen.target import target_for_capability
-
-    return target_for_capability(*torch.cuda.get_device_capability(index)).name
 
 
 def run_kernel(

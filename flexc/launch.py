@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from flexc.gpu_facts import processors
 from flexc.pack import Tensors, pack, seed_on
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Launch:
         self.kernel = kernel
         self.device = device
         tiles = -(-q_len // kernel.artifact.block_q) * heads * batch
-        self.programs = min(tiles, _processors(device.index)) if kernel.artifact.shares_tiles else tiles
+        self.programs = min(tiles, processors(device.index)) if kernel.artifact.shares_tiles else tiles
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(
             q,
@@ -74,11 +74,6 @@ class Launch:
             with torch.cuda.device(self.device):
                 self.kernel.launcher.launch(self.programs, self.device.index, self.arguments)
         return self.tensors.out, self.tensors.lse
-
-
-@lru_cache(maxsize=16)
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def on_device(block_map: BlockMap | DeviceMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from flexc.build_backward import backward_kernel_for
 from flexc.call import AttentionCall
 from flexc.codegen.backward_spec import BackwardSpec, Entry
-from flexc.gpu import target_of
+from flexc.gpu_facts import processors, target_of
 from flexc.kernel import Kernel
 from flexc.pack_backward import Operands
 
@@ -27,7 +25,7 @@ class Compiled:
     @property
     def processors(self) -> int:
         """Streaming multiprocessors of the device."""
-        return _processors(self._device.index)
+        return processors(self._device.index)
 
     def launch(self, programs: int, operands: Operands) -> None:
         """Run on the current stream of the device."""
@@ -38,10 +36,7 @@ class Compiled:
 def compiled(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Compiled:
     """The kernel for the device of a call."""
     device = call.q.device
-    kernel = backward_kernel_for(backward, entry, target_of(device.index), call.options, call.mods.sources)
+    kernel = backward_kernel_for(
+        backward, entry, target_of(device.index).name, call.options, call.mods.sources
+    )
     return Compiled(kernel, device)
-
-
-@lru_cache(maxsize=16)
-def _processors(index: int) -> int:
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)

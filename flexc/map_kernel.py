@@ -16,8 +16,9 @@ from flexc._version import __version__
 from flexc.artifact import Artifact
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.map_module import NUM_WARPS, MapKernel
-from flexc.codegen.target import Target, target_for_capability
+from flexc.codegen.target import Target
 from flexc.errors import BackendUnavailable
+from flexc.gpu_facts import target_of
 from flexc.ir.printer import digest
 from flexc.launcher import Launcher
 from flexc.pack import captured
@@ -43,7 +44,7 @@ def runner_for(kernel: MapKernel, device: torch.device) -> Runner:
     """
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        return _Compiled(kernel, compiled(kernel, _target(index)), index)
+        return _Compiled(kernel, compiled(kernel, target_of(index)), index)
     if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
         raise BackendUnavailable(
             f"block maps are built on a GPU, not on {device}",
@@ -134,11 +135,6 @@ def _build(kernel: MapKernel, target: Target, key: str, scratch: Path) -> Artifa
         flexc_version=__version__,
         triton_version=code.triton_version,
     )
-
-
-@lru_cache(maxsize=16)
-def _target(index: int) -> Target:
-    return target_for_capability(*torch.cuda.get_device_capability(index))
 
 
 @lru_cache(maxsize=256)
