@@ -99,6 +99,9 @@ class _Forward:
     """The condition that the mask applies to a tile of keys; None where there is no mask."""
     sinks: bool
     lse: bool
+    dropout: bool
+    whole: str
+    """What the weights of a row add up to: of those that dropout keeps, less are left."""
     rescue_nan: bool
     out_through_q: bool
     consumers: tuple[int, ...]
@@ -190,7 +193,7 @@ def _view(
         score_column_lines=_others(_gluon(score_lines), near),
         mask_column_lines=_gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
-        reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.return_lse,
+        reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.return_lse or spec.dropout,
         mods_read_columns=_mentions("kv_idx", [*score_lines, *mask_lines], elements, near),
         mask_call=None if mask is None else mask.call(),
         score_call=None
@@ -206,6 +209,8 @@ def _view(
         masked=_masked(spec, bounds),
         sinks=spec.has_sinks,
         lse=spec.return_lse,
+        dropout=spec.dropout,
+        whole="survivors_weight" if spec.dropout else "1.0",
         rescue_nan=plan.rescue_nan,
         out_through_q=plan.out_through_q,
         consumers=tuple(range(plan.consumers)),

@@ -61,8 +61,6 @@ def unfit(spec: AttentionSpec, target: Target) -> str | None:
         return "q, k and v differ in element type"
     if max(spec.head_dim, spec.head_dim_v) > 256:
         return "a head dimension is above 256"
-    if spec.dropout:
-        return "it has no dropout"
     if not spec.aligned:
         return "TMA needs addresses and strides that are multiples of 16 bytes"
     return None
@@ -134,10 +132,11 @@ def padded(dim: int) -> int:
 
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    wide = 64 if widest == 256 or element_loads(spec) else 128
+    wide = 64 if widest == 256 or element_loads(spec) or (spec.dropout and widest > 64) else 128
     # Three consumers have few registers each: enough for narrow heads without a score_mod (on an H200).
     # The blocks of maps are powers of two.
-    most = 192 if widest == 64 and spec.score is None and spec.blocks is not Blocks.MAP else 128
+    plain = spec.score is None and spec.blocks is not Blocks.MAP and not spec.dropout
+    most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
     for block_q, block_kv in product((most, 128), (128, 64)):

@@ -191,7 +191,7 @@ def attention(
         dropout_seed=new_seed(q.device) if dropout_p else 0,
         deterministic=deterministic,
     )
-    chosen = choose(backend, q.device, dropout_p)
+    chosen = choose(backend, q.device)
     result, lse = run(
         without_own_map(call) if chosen in ON_GPU and block_mask is not None else call,
         chosen,

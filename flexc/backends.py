@@ -23,12 +23,12 @@ Wanted = frozenset[str | int]
 """What needs a gradient: "q", "k", "v", "sinks", and the slots of captured tensors."""
 
 
-def choose(backend: str, device: torch.device, dropout_p: float = 0.0) -> str:
+def choose(backend: str, device: torch.device) -> str:
     """The name of the backend that `backend` means for tensors on `device`.
 
     Raises:
         UnknownOption: there is no such backend.
-        UnsupportedFeature: this version does not have it, has none for the device, or none with dropout.
+        UnsupportedFeature: this version does not have it, or has none for the device.
     """
     if backend == "auto":
         if device.type not in ("cuda", "cpu"):
@@ -38,11 +38,6 @@ def choose(backend: str, device: torch.device, dropout_p: float = 0.0) -> str:
         backend = "auto" if device.type == "cuda" else "cpu"
     if backend in _LATER:
         raise UnsupportedFeature(f'backend="{backend}": this version does not have {_LATER[backend]}')
-    if backend == "hopper" and dropout_p:
-        raise UnsupportedFeature(
-            f"dropout_p is {dropout_p}, and the Hopper kernels have no dropout",
-            hint='backend="auto" takes kernels that do',
-        )
     if backend not in BACKENDS:
         raise UnknownOption(f"there is no backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
     return backend

@@ -108,7 +108,7 @@ def _finish(
     check_scale(given["scale"], q.shape[3])
     check_options(dict(given["options"]))
     check_dropout(_plain(given["dropout_p"]))
-    choose(given["backend"], q.device, _plain(given["dropout_p"]))
+    choose(given["backend"], q.device)
     if given["sinks"] is not None:
         check_sinks(given["sinks"], q)
     if given["mask_shape"]:

@@ -74,10 +74,10 @@ def pack(
         ]
     packed += strides
     packed += shape
-    if any(a.source is Source.BATCH for a in arguments):
-        packed.append(q.shape[0])
     if tensors.seed is not None:
         packed += [address(tensors.seed), *dropout_numbers(dropout_p)]
+    if any(a.source is Source.BATCH for a in arguments):
+        packed.append(q.shape[0])
     return packed
 
 

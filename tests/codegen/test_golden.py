@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
         "has_sinks": True,
         "return_lse": True,
     },
+    "hopper_dropout": {"design": Design.HOPPER, "mask": masks.causal, "dropout": True},
     "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }
 

@@ -11,10 +11,14 @@ import torch
 
 import flexc
 from flexc import masks, scores
+from flexc.build import kernel_for
+from flexc.codegen.design import Design
+from flexc.codegen.hopper_plan import suited
 from flexc.codegen.target import TARGETS
 from flexc.compiler import triton_version
 from flexc.kernel import Kernel
 from flexc.toolchain import spills_in_matrix_loops
+from tests.codegen.generate import spec_for
 from tests.mods import corpus
 
 CORPUS = (
@@ -86,3 +90,10 @@ def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
 
 def test_sinks() -> None:
     _check(_compile("causal", 128, sinks=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_dropout(head_dim: int) -> None:
+    spec = suited(spec_for(masks.causal, scores.softcap(20.0), head_dim=head_dim, dropout=True))
+    # ptxas leaves a number or two of the row in memory.
+    _check(kernel_for(spec, "sm90", design=Design.HOPPER), spills=2)

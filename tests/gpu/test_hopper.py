@@ -10,6 +10,8 @@ import torch
 import flexc
 from flexc import masks, scores
 from flexc.errors import UnsupportedFeature
+from flexc.execute import new_seed
+from flexc.philox import kept
 from tests.mods import corpus
 from tests.oracle import golden
 
@@ -90,6 +92,40 @@ def test_strides_sinks_scales() -> None:
         _check(q, k, v, mask_mod=masks.causal, scale=scale)
     with pytest.raises(UnsupportedFeature, match="16 bytes"):
         flexc.attention(q[..., 1:33], k[..., :32], v, backend="hopper")
+
+
+def _seed(seed: int) -> int:
+    """The seed of dropout that a call draws after `torch.manual_seed(seed)`."""
+    torch.manual_seed(seed)
+    drawn = int(new_seed(torch.device("cuda")))
+    torch.manual_seed(seed)
+    return drawn
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("p", [0.1, 0.75, 1.0])
+def test_dropout(p: float, dim: int) -> None:
+    q, k, v = _qkv(300, 333, dim=dim)
+    arguments: dict[str, Any] = {"mask_mod": masks.causal, "score_mod": scores.softcap(3.0), "dropout_p": p}
+    expected = golden(q, k, v, dropout_seed=_seed(7), **arguments)
+    out, lse = flexc.attention(q, k, v, return_lse=True, backend="hopper", **arguments)
+    expected.check(out, lse)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_backends_drop_the_same_weights(dim: int) -> None:
+    """With one-hot values the output is the weights themselves."""
+    q, k, _ = _qkv(1000, dim, heads=4, kv_heads=2, dim=dim)
+    v = torch.eye(dim, device="cuda", dtype=torch.bfloat16).expand(2, 2, dim, dim).contiguous()
+    seed = _seed(3)
+    out = flexc.attention(q, k, v, dropout_p=0.3, backend="hopper")
+    torch.manual_seed(3)
+    portable = flexc.attention(q, k, v, dropout_p=0.3, backend="triton")
+    stream = torch.arange(8).view(2, 4, 1, 1)
+    keep = kept(seed, 0.3, stream, torch.arange(1000).view(1000, 1), torch.arange(dim))
+    assert torch.equal((out != 0).cpu(), keep)
+    assert torch.equal(out != 0, portable != 0)
+    torch.testing.assert_close(out, portable)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

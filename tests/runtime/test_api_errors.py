@@ -209,8 +209,6 @@ def test_blocks_for_a_compiled_kernel_are_multiples_of_its_tiles() -> None:
 
 
 def test_what_this_version_does_not_have() -> None:
-    arguments = {"dropout_p": 0.1, "backend": "hopper"}
-    refused(UnsupportedFeature, "dropout_p is 0.1", "", Q, K, K, **arguments)
     for name in ("q_scale", "k_scale", "v_scale"):
         refused(UnsupportedFeature, "belong to fp8 inputs", "bf16, fp16 or fp32", Q, K, K, **{name: t(1)})
     refused(UnsupportedFeature, 'backend="blackwell"', "", Q, K, K, backend="blackwell")
