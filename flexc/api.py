@@ -154,7 +154,9 @@ def attention(
     key: Key | None = None
     plain = out is None and block_mask is None and dropout_p == 0.0
     if plain and backend in ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
-        repeated, key = replay(q, k, v, score_mod, mask_mod, scale, sinks, return_lse, options, backend)
+        repeated, key = replay(
+            q, k, v, score_mod, mask_mod, scale, sinks, return_lse, deterministic, options, backend
+        )
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]
     for name, x in (("q", q), ("k", k), ("v", v)):

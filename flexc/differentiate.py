@@ -20,7 +20,7 @@ _NAMED = 5  # q, k, v, sinks, seed
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class Numbers:
     """The arguments of the operator that are no tensors."""
 
     n_captures: int
@@ -43,7 +43,7 @@ def attend(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = (*named, *captures, *blocks)
     results: tuple[torch.Tensor, torch.Tensor]
     if is_transformed() or _wanted(tensors):
-        numbers = _Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
+        numbers = Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
         function = _Attend if is_transformed() else _Recorded
         results = function.apply(numbers, *tensors)  # type: ignore[no-untyped-call]
     else:
@@ -56,7 +56,7 @@ def differentiate(*inputs: Any) -> list[torch.Tensor]:
     *results, q, k, v, sinks, seed, captures, integers, floats, blocks, scale, text, wanted = inputs
     tensors = (*results, q, k, v, sinks, seed, *captures, *blocks)
     if is_transformed() or _wanted(tensors):
-        numbers = _Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
+        numbers = Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
         return list(_Differentiate.apply(numbers, tuple(wanted), *tensors))  # type: ignore[no-untyped-call]
     found: list[torch.Tensor]
     found = _run(operators.compute_backward, torch.ops.flexc.attention_backward.default, inputs)
@@ -75,9 +75,25 @@ def _run(directly: Callable[..., Any], operator: Callable[..., Any], inputs: Seq
         return operator(*inputs)
 
 
+def gradients(numbers: Numbers, results: Tensors, tensors: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    """A gradient, or None, for each of `tensors`, which are those of `Numbers.inputs`.
+
+    `results` are the gradients of output and lse, and output and lse. `needs` says what needs a gradient.
+    """
+    places = [p for p, need in enumerate(needs) if need]
+    grads: list[Any] = [None] * len(tensors)
+    if places and not (results[0] is None and results[1] is None):
+        # The operator counts its captured tensors from 4: it has no gradient of the seed.
+        numbered = [p - (p > _NAMED - 1) for p in places]
+        found = operators.attention_backward(*results, *numbers.inputs(tensors), numbered)
+        for place, grad in zip(places, found, strict=True):
+            grads[place] = grad
+    return grads
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(numbers: _Numbers, *tensors: Any) -> Any:
+    def forward(numbers: Numbers, *tensors: Any) -> Any:
         return _run(operators.compute, torch.ops.flexc.attention.default, numbers.inputs(tensors))
 
     @staticmethod
@@ -89,19 +105,11 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> Any:
         out, lse, *tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        # The operator counts its captured tensors from 4: it has no gradient of the seed.
-        numbered = [p - (p > _NAMED - 1) for p, need in enumerate(needs) if need]
-        grads: list[Any] = [None] * len(tensors)
-        if numbered and not (grad_out is None and grad_lse is None):
-            results = (grad_out, grad_lse, out, lse)
-            found = operators.attention_backward(*results, *ctx.numbers.inputs(tensors), numbered)
-            for place, grad in zip((p for p, need in enumerate(needs) if need), found, strict=True):
-                grads[place] = grad
-        return None, *grads
+        results = (grad_out, grad_lse, out, lse)
+        return None, *gradients(ctx.numbers, results, tensors, ctx.needs_input_grad[1:])
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, numbers: _Numbers, *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, numbers: Numbers, *tensors: Any) -> Any:
         def run(*tensors: Any) -> Any:
             return _Attend.apply(numbers, *tensors)  # type: ignore[no-untyped-call]
 
@@ -112,7 +120,7 @@ class _Recorded(_Attend):
     """The same for plain autograd, which is faster without the parts that transforms need."""
 
     @staticmethod
-    def forward(ctx: Any, numbers: _Numbers, *tensors: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, numbers: Numbers, *tensors: Any) -> Any:  # type: ignore[override]
         results = _Attend.forward(numbers, *tensors)
         _Attend.setup_context(ctx, (numbers, *tensors), results)
         return results
@@ -123,7 +131,7 @@ class _Recorded(_Attend):
 
 class _Differentiate(torch.autograd.Function):
     @staticmethod
-    def forward(numbers: _Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
+    def forward(numbers: Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
         inputs = (*tensors[:4], *numbers.inputs(tensors[4:]), list(wanted))
         return tuple(_run(operators.compute_backward, torch.ops.flexc.attention_backward.default, inputs))
 
@@ -139,7 +147,7 @@ class _Differentiate(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, numbers: _Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: Any, numbers: Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
         def run(*tensors: Any) -> Any:
             return _Differentiate.apply(numbers, wanted, *tensors)  # type: ignore[no-untyped-call]
 
@@ -148,7 +156,7 @@ class _Differentiate(torch.autograd.Function):
         return _vmapped(run, info.batch_size, in_dims[2:], tensors, folds=folds, n_batched=4 + 3)
 
 
-def _folds(numbers: _Numbers) -> bool:
+def _folds(numbers: Numbers) -> bool:
     """Whether more batches are the same computation: nothing tells one batch from another."""
     statement, _ = read(numbers.text)
     roots = [root for root in (statement.score, statement.mask) if root is not None]

@@ -34,6 +34,12 @@ def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
         )
     if plain and (backend == "reference" or not differentiates):
         return forward(call, backend, key)
+    if plain and key is not None:
+        from flexc.prepared_step import prepare
+
+        prepared = prepare(call, key, backend)
+        if prepared is not None:
+            return prepared
     return _through_operator(call, backend, differentiates)
 
 
@@ -53,7 +59,7 @@ def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -
     from flexc.statement import split_values
 
     block_map = call.block_map
-    text = _text(call, backend, call.return_lse or differentiates or is_transformed())
+    text = statement_of(call, backend, call.return_lse or differentiates or is_transformed())
     out, lse = operators.attention(
         call.q,
         call.k,
@@ -71,7 +77,7 @@ def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -
 _texts: LRU[tuple[object, ...], tuple[Mods, str]] = LRU(1024)
 
 
-def _text(call: AttentionCall, backend: str, returns_lse: bool) -> str:
+def statement_of(call: AttentionCall, backend: str, returns_lse: bool) -> str:
     """What the operator is told of a call beside tensors and numbers; found by the identity of the mods."""
     from flexc.map_tensors import shape_of
     from flexc.statement import Statement, text_of

@@ -15,7 +15,7 @@ from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, 
 from flexc.gpu_facts import target_of
 from flexc.ir.spec import Blocks
 from flexc.launch import Launch
-from flexc.prepared import Key, Prepared, can_keep, keep
+from flexc.prepared import Key, Prepared, Step, can_keep, keep
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
@@ -32,11 +32,29 @@ def run(
 
     With a `key` the launch is kept for calls that repeat it. `backend`: "triton", "hopper", or "auto".
     """
+    if not call.q.is_cuda:
+        return _interpreted(call, backend)
+    launch, is_aligned = _launch(call, backend)
+    if key is not None and is_aligned and launch.programs and can_keep(call):
+        keep(key, Prepared(call, launch))
+    return launch.run()
+
+
+def prepare(call: AttentionCall, key: Key, backend: str, step: Step) -> Prepared | None:
+    """Keep the launch of a call whose results need gradients; None where it is of a kind that is not kept."""
+    launch, is_aligned = _launch(call, backend)
+    if not (is_aligned and launch.programs and can_keep(call)):
+        return None
+    prepared = Prepared(call, launch, step)
+    keep(key, prepared)
+    return prepared
+
+
+def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
+    """The launch that computes a call, and whether it counts on rows that start at multiples of 16 bytes."""
     from flexc.build import kernel_for
     from flexc.device_map_cache import effective_device_map
 
-    if call.q.device.type != "cuda":
-        return _interpreted(call, backend)
     spec, target = spec_of(call), target_of(call.q.device.index).name
     design, spec = design_for(call, spec, target, backend)
     kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
@@ -56,10 +74,7 @@ def run(
         dropout_p=call.dropout_p,
         dropout_seed=call.dropout_seed,
     )
-    if key is not None and spec.aligned and launch.programs and can_keep(call):
-        held = (call.mods, block_map, launch.uploads)
-        keep(key, Prepared(call, kernel, launch.programs, launch.tail, held, block_map))
-    return launch.run()
+    return launch, spec.aligned
 
 
 def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -89,7 +104,7 @@ def run_kernel(
     from flexc.codegen.arguments import Source
 
     check_tensors(q, k, v)
-    if q.device.type != "cuda":
+    if not q.is_cuda:
         raise DeviceMismatch(f"q is on {q.device}", hint="a compiled kernel runs on a GPU")
     if block_map is not None:
         check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)

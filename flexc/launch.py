@@ -42,6 +42,7 @@ class Launch:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if kernel.returns_lse else None
         self.kernel = kernel
         self.device = device
+        self.block_map = block_map
         tiles = -(-q_len // kernel.artifact.block_q) * heads * batch
         self.programs = min(tiles, processors(device.index)) if kernel.artifact.shares_tiles else tiles
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)

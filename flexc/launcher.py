@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 
 import torch
@@ -18,6 +18,8 @@ from flexc.tensor_maps import RANK, SIZE, TensorMaps, is_descriptor
 _FORMAT = {"i32": "i", "i64": "q", "fp32": "f"}
 _MAP = f"{SIZE}s"
 _MAP_ALIGNMENT = 64
+_PLACES = 256
+"""Of which the descriptors of a repeated launch are kept, 512 bytes each."""
 # Parameters that a kernel has and does not read: they take room, and no value.
 _UNUSED = {"i": "4x", "q": "8x", "P": "8x"}
 
@@ -51,23 +53,55 @@ class Launcher:
 
         `values` are those of `flexc.pack`; counters and TMA descriptors are added here.
         """
-        function = self._functions.get(device)
-        if function is None:
-            function = self._load(device)
         stream = torch._C._cuda_getCurrentRawStream(device)
         if self._maps is not None:
             values = (*values, address_of_pair(device, stream), *self._maps.values(values))
-        cuda = driver.library()
+        self._send(programs, device, stream, values)
+
+    def repeat(
+        self, programs: int, device: int, tail: tuple[object, ...]
+    ) -> Callable[[tuple[int, ...]], None]:
+        """`launch` for calls that differ in their first arguments only, which are addresses.
+
+        Where tensors lie that are used again and again is soon known, and so are their descriptors.
+        """
+        maps = self._maps
+        if maps is None:
+
+            def plain(addresses: tuple[int, ...]) -> None:
+                stream = torch._C._cuda_getCurrentRawStream(device)
+                self._send(programs, device, stream, addresses + tail)
+
+            return plain
+        known: dict[tuple[int, ...], tuple[bytes, ...]] = {}
+
+        def described(addresses: tuple[int, ...]) -> None:
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            values = addresses + tail
+            found = known.get(addresses)
+            if found is None:
+                if len(known) >= _PLACES:
+                    known.clear()
+                found = known[addresses] = maps.values(values)
+            self._send(programs, device, stream, (*values, address_of_pair(device, stream), *found))
+
+        return described
+
+    def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
+        function = self._functions.get(device)
+        if function is None:
+            function = self._load(device)
+        launch = driver.library().cuLaunchKernel
+        arguments = (
+            function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
+            ctypes.c_void_p(stream), self._pointers, None,
+        )  # fmt: skip
         with self._lock:
             self._struct.pack_into(self._block, self._start, *values)
-            arguments = (
-                function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
-                ctypes.c_void_p(stream), self._pointers, None,
-            )  # fmt: skip
-            status = cuda.cuLaunchKernel(*arguments)
+            status = launch(*arguments)
             if status == driver.INVALID_CONTEXT:
                 driver.make_current(device)
-                status = cuda.cuLaunchKernel(*arguments)
+                status = launch(*arguments)
         if status:
             driver.check(status, f"launching {self._artifact.description}")
 

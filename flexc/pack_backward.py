@@ -80,7 +80,7 @@ def map_operands(
 def _map(
     call: AttentionCall, block_q: int, block_kv: int, *, by_keys: bool
 ) -> tuple[BlockMap | DeviceMap, torch.Tensor, torch.Tensor]:
-    if call.q.device.type == "cuda":
+    if call.q.is_cuda:
         found = effective_device_map(call, block_q, block_kv)
         if by_keys:
             found = transposed_on(found)

@@ -9,55 +9,67 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from flexc.call import AttentionCall
-from flexc.execute import is_watched
+from flexc.device_map import DeviceMap
+from flexc.execute import PLAIN, is_watched
+from flexc.launch import Launch
 from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
-
-if TYPE_CHECKING:
-    from flexc.device_map import DeviceMap
-    from flexc.kernel import Kernel
 
 Key = tuple[object, ...]
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Value = torch.Tensor | int | float | bool
 
 
+class Step(Protocol):
+    """Records a prepared call for autograd."""
+
+    def record(
+        self,
+        prepared: Prepared,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        captured: list[torch.Tensor],
+    ) -> Result:
+        """The result, which knows its backward. `captured` are the captured tensors in their order."""
+        ...
+
+
 class Prepared:
     """One launch with all but its addresses filled in. Captured tensors are held weakly.
 
     A block map was found from what they held; a kernel without one reads them anew each time. A CUDA graph
-    has maps of its own, which its replays find anew.
+    has maps of its own, which its replays find anew. With a `step`, the results need gradients.
     """
 
-    def __init__(
-        self,
-        call: AttentionCall,
-        kernel: Kernel,
-        programs: int,
-        tail: tuple[Any, ...],
-        held: tuple[object, ...],
-        block_map: DeviceMap | None,
-    ) -> None:
-        q = call.q
-        self._launch = kernel.launcher.launch
-        self._map = block_map
-        self._programs = programs
-        self._device = q.device.index
-        self._out = ((*q.shape[:3], call.v.shape[3]), q.dtype, q.device)
-        self._lse = q.shape[:3] if call.return_lse else None
+    def __init__(self, call: AttentionCall, launch: Launch, step: Step | None = None) -> None:
+        q, block_map = call.q, launch.block_map
+        self._launch = launch.kernel.launcher.repeat(launch.programs, q.device.index, launch.tail)
+        self._map = block_map if isinstance(block_map, DeviceMap) else None
+        self._step = step
+        self._out = (*q.shape[:3], call.v.shape[3])
+        self._lse = tuple(q.shape[:3]) if call.return_lse else None
         self._tensors = [
-            (slot, weakref.ref(x), x.data_ptr(), x.shape, None if block_map is None else x._version)
+            (
+                slot,
+                weakref.ref(x),
+                x.data_ptr(),
+                x.shape,
+                None if block_map is None else x._version,
+                step is not None and x.requires_grad,
+            )
             for slot, x in enumerate(call.values)
             if isinstance(x, torch.Tensor)
         ]
         self._numbers = [(slot, x) for slot, x in enumerate(call.values) if not isinstance(x, torch.Tensor)]
-        self._tail = tail  # the arguments after the addresses of q, k, v, out, lse and sinks
-        self._held = held  # what the key names by identity, and the map on the device
+        # What the key names by identity, and what the arguments are addresses of.
+        self._held = (call.mods, block_map, launch.uploads)
 
     def run(
         self,
@@ -74,19 +86,24 @@ class Prepared:
             if torch.cuda.is_current_stream_capturing():
                 return None
             self._map.ready_here()
-        pointers = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-        if (pointers[0] | pointers[1] | pointers[2]) & 15:
+        if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
             return None
-        shape, dtype, device = self._out
-        out = torch.empty(shape, dtype=dtype, device=device)
-        pointers.append(out.data_ptr())
+        if self._step is None:
+            return self.launch(q, k, v, sinks)
+        captured = [values[slot] for slot, *_ in self._tensors] if values else []
+        return self._step.record(self, q, k, v, sinks, captured)  # type: ignore[arg-type]  # tensors, by slot
+
+    def launch(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Result:
+        """The launch itself, of tensors that passed the checks; autograd sees nothing of it."""
+        out = q.new_empty(self._out)
+        addresses: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         lse = None
         if self._lse is not None:
-            lse = torch.empty(self._lse, dtype=torch.float32, device=device)
-            pointers.append(lse.data_ptr())
+            lse = q.new_empty(self._lse, dtype=torch.float32)
+            addresses += (lse.data_ptr(),)
         if sinks is not None:
-            pointers.append(sinks.data_ptr())
-        self._launch(self._programs, self._device, (*pointers, *self._tail))
+            addresses += (sinks.data_ptr(),)
+        self._launch(addresses)
         return out, lse
 
     def _same(self, values: tuple[Value, ...]) -> bool:
@@ -94,7 +111,7 @@ class Prepared:
             if values[slot] != number or type(values[slot]) is not type(number):
                 return False
         grad = torch.is_grad_enabled()
-        for slot, reference, address, shape, version in self._tensors:
+        for slot, reference, address, shape, version, needs in self._tensors:
             x = values[slot]
             if reference() is not x or not isinstance(x, torch.Tensor):
                 return False
@@ -102,7 +119,7 @@ class Prepared:
                 (version is not None and x._version != version)
                 or x.data_ptr() != address
                 or x.shape != shape
-                or (grad and x.requires_grad)
+                or (grad and x.requires_grad is not needs)
             ):
                 return False
         return True
@@ -133,6 +150,7 @@ def replay(
     scale: float | None,
     sinks: torch.Tensor | None,
     return_lse: bool,
+    deterministic: bool,
     options: Mapping[str, object] | None,
     backend: str,
 ) -> tuple[Result | None, Key | None]:
@@ -140,13 +158,19 @@ def replay(
 
     No key: the call is of a kind that is not kept.
     """
-    if torch.is_autocast_enabled("cuda") or is_watched():
+    if is_watched() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None, None
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+    if torch.is_autocast_enabled() and not _has_dtype_of_autocast(q, k, v):
+        return None, None
+    needs: tuple[bool, ...] | None = None
+    if torch.is_grad_enabled():
+        needs = (
+            q.requires_grad, k.requires_grad, v.requires_grad, sinks is not None and sinks.requires_grad,
+            deterministic,
+        )  # fmt: skip
+    if sinks is not None and (
+        type(sinks) not in PLAIN or sinks.dtype is not torch.float32 or not sinks.is_contiguous()
     ):
-        return None, None
-    if sinks is not None and (sinks.dtype is not torch.float32 or not sinks.is_contiguous()):
         return None, None
     score = None if score_mod is None else as_score_mod(score_mod).trace()
     mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()
@@ -156,8 +180,8 @@ def replay(
         q.shape, q.stride(), q.dtype, q.get_device(),
         k.shape, k.stride(), k.dtype, k.get_device(),
         v.shape, v.stride(), v.dtype, v.get_device(),
-        scale, return_lse,
-        None if sinks is None else (sinks.shape, sinks.stride(), sinks.get_device()),
+        scale, return_lse, needs,
+        None if sinks is None else (sinks.shape, sinks.get_device()),
         torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
         tuple(sorted(options.items())) if options else None,
         torch.cuda.current_device(), backend,
@@ -169,6 +193,11 @@ def replay(
     if mask is not None:
         values = values + mask.values if values else mask.values
     return found.run(q, k, v, sinks, values), key
+
+
+def _has_dtype_of_autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    dtype = torch.get_autocast_dtype("cuda")
+    return q.dtype is dtype and k.dtype is dtype and v.dtype is dtype
 
 
 def keep(key: Key, prepared: Prepared) -> None:

@@ -49,7 +49,10 @@ class Reads:
         """Whether all that was read is still the same, down to the dtypes and shapes of tensors."""
         if not self.checks.unchanged():
             return False
-        return self.tensors_hold() and all(tuple(tensor.shape) == shape for tensor, shape in self.shapes)
+        for tensor, shape in self.shapes:
+            if tensor.shape != shape:
+                return False
+        return self.tensors_hold()
 
     def tensors_hold(self) -> bool:
         """Whether the tensors that were read have their dtypes and ranks.

@@ -135,7 +135,7 @@ class Checks:
         for container, length in self.lengths:
             if len(container) != length:
                 return False
-        return all(take() == seen for take, seen in self.snapshots)
+        return not self.snapshots or all(take() == seen for take, seen in self.snapshots)
 
     def unchanged(self) -> bool:
         """Whether nothing at all has changed."""

@@ -1,0 +1,85 @@
+"""A GPU that is none: CPU tensors that say they are on one, and launches that Triton's interpreter runs.
+
+What is launched, with which addresses and how often, is the real thing; so is what it computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import flexc.build
+import flexc.gpu
+import flexc.launch
+from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.pipeline import lower
+from flexc.codegen.target import TARGETS
+from flexc.interpret import OPTIONS, entry_of
+from flexc.ir.spec import AttentionSpec
+from flexc.launcher import Launcher
+
+_DTYPES = {
+    "*fp32": torch.float32, "*fp16": torch.float16, "*bf16": torch.bfloat16, "*fp64": torch.float64,
+    "*i64": torch.int64, "*i32": torch.int32, "*i16": torch.int16, "*i8": torch.int8, "*u8": torch.uint8,
+    "*i1": torch.int8,
+}  # fmt: skip
+
+
+class InterpretingLauncher(Launcher):
+    """Launches by address, as a driver does."""
+
+    def __init__(self, arguments: Sequence[Argument], entry: Any) -> None:
+        self._maps = None
+        self._arguments = arguments
+        self._entry = entry
+
+    def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
+        pairs = zip(self._arguments, values, strict=True)
+        self._entry[(programs,)](*(_passed(argument, value) for argument, value in pairs))
+
+
+def _passed(argument: Argument, value: Any) -> Any:
+    if not argument.type.startswith("*"):
+        return value
+    dtype = _DTYPES[argument.type]
+    memory = (ctypes.c_char * dtype.itemsize).from_address(value)
+    return torch.frombuffer(memory, dtype=dtype, count=1)
+
+
+_kernels: dict[tuple[Any, ...], Any] = {}
+
+
+def _kernel_for(spec: AttentionSpec, target: str, options: tuple[Any, ...] = (), *rest: Any) -> Any:
+    found = _kernels.get((spec, options))
+    if found is None:
+        generated = lower(spec, TARGETS["sm80"], options=dict((*OPTIONS, *options)))
+        tiles = generated.plan.tiles
+        found = _kernels[spec, options] = SimpleNamespace(
+            artifact=SimpleNamespace(
+                arguments=generated.arguments,
+                block_q=tiles.block_q,
+                block_kv=tiles.block_kv,
+                shares_tiles=False,
+            ),
+            returns_lse=any(a.source is Source.LSE for a in generated.arguments),
+            launcher=InterpretingLauncher(generated.arguments, entry_of(generated)),
+        )
+    return found
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on all tensors are on the faked GPU."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(flexc.build, "kernel_for", _kernel_for)
+    monkeypatch.setattr(flexc.gpu, "target_of", lambda index: TARGETS["sm80"])
+    monkeypatch.setattr(flexc.launch, "processors", lambda index: 4)

@@ -1,0 +1,116 @@
+"""Calls that repeat: what is launched again, what is decided again, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import gpu, masks, prepared
+from tests.interpreter import faked_gpu
+
+
+@pytest.fixture(autouse=True)
+def _faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    prepared._prepared.clear()
+    faked_gpu.install(monkeypatch)
+    yield
+    prepared._prepared.clear()
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that went the long way."""
+    calls: list[Any] = []
+    launch = gpu._launch
+
+    def noted(call: Any, backend: str) -> Any:
+        calls.append(call)
+        return launch(call, backend)
+
+    monkeypatch.setattr(gpu, "_launch", noted)
+    return calls
+
+
+def _qkv(q_len: int = 40, heads: int = 2, **options: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(1, h, n, 16, **options) for h, n in ((heads, q_len), (1, 56), (1, 56)))
+
+
+def _check(q: Any, k: Any, v: Any, *wanted: torch.Tensor, backend: str = "triton", **given: Any) -> Any:
+    """The call and its gradients equal those of the CPU's backend, which shares none of the code."""
+    results = []
+    for name in (backend, "cpu"):
+        found = flexc.attention(q, k, v, backend=name, **given)
+        parts = list(found) if isinstance(found, tuple) else [found]
+        torch.manual_seed(3)
+        loss = sum((x * torch.randn_like(x)).sum() for x in parts)
+        results.append([*parts, *(torch.autograd.grad(loss, wanted) if wanted else ())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_a_repeated_call_is_decided_once(decided: list[Any]) -> None:
+    for n in range(3):
+        torch.manual_seed(n)
+        _check(*_qkv(), mask_mod=masks.causal, return_lse=True)
+    assert len(decided) == 1
+    _check(*_qkv(41), mask_mod=masks.causal, return_lse=True)
+    assert len(decided) == 2
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_a_repeated_call_with_gradients_is_decided_once(decided: list[Any], return_lse: bool) -> None:
+    ids, sinks = torch.arange(60) // 20, torch.randn(2, requires_grad=True)
+    bias, mask = torch.randn(2, 100, requires_grad=True), masks.document(ids)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[h, q_idx - kv_idx + 56])
+    for n in range(3):
+        torch.manual_seed(n)
+        q, k, v = _qkv(requires_grad=True)
+        wanted = (q, k, v, sinks, bias)
+        _check(q, k, v, *wanted, return_lse=return_lse, mask_mod=mask, score_mod=score, sinks=sinks)
+    assert len(decided) == 1
+
+
+def test_what_needs_gradients_decides(decided: list[Any]) -> None:
+    bias = torch.randn(100)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+    q, k, v = _qkv()
+    _check(q, k, v, score_mod=score)
+    for x in (k, bias, q):
+        x.requires_grad_()
+        _check(q, k, v, x, score_mod=score)
+    assert len(decided) == 4
+    with torch.no_grad():
+        assert not flexc.attention(q, k, v, score_mod=score, backend="triton").requires_grad
+    _check(q, k, v, q, k, bias, score_mod=score)
+    bias.requires_grad_(False)
+    _check(q, k, v, q, k, score_mod=score)
+
+
+def test_autocast_prepares_what_it_does_not_cast(decided: list[Any]) -> None:
+    q, k, v = _qkv(dtype=torch.float16, requires_grad=True)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        for dtype, count in ((torch.float16, 1), (torch.bfloat16, 3)):
+            torch.set_autocast_dtype("cuda", dtype)
+            for _ in range(2):
+                flexc.attention(q, k, v, backend="triton")
+            assert len(decided) == count
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+
+
+def test_a_tensor_that_was_written_since_has_no_backward() -> None:
+    bias = torch.randn(100, requires_grad=True)
+    q, k, v = _qkv()
+    for _ in range(2):
+        score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+        out = flexc.attention(q, k, v, score_mod=score, backend="triton")
+        with torch.no_grad():
+            bias.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
