@@ -18,12 +18,17 @@ class MatrixUnit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One generation. `capability` is major * 10 + minor; `shared_memory`, bytes, is for one block."""
+    """One generation. `capability` is major * 10 + minor; `shared_memory`, bytes, is for one block.
+
+    `matrix_flops` is what the matrix unit of one multiprocessor does in a clock: floating-point operations of
+    a dense bf16 or fp16 product with fp32 sums, as NVIDIA's white papers of the server GPUs give it.
+    """
 
     name: str
     capability: int
     shared_memory: int
     matrix_unit: MatrixUnit
+    matrix_flops: int
     tensor_memory: int = 0
     """Columns of tensor memory that one block may use."""
     registers_per_thread: int = 255
@@ -34,13 +39,13 @@ _KIB = 1024
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("sm80", 80, 163 * _KIB, MatrixUnit.MMA_SYNC),
-        Target("sm86", 86, 99 * _KIB, MatrixUnit.MMA_SYNC),
-        Target("sm89", 89, 99 * _KIB, MatrixUnit.MMA_SYNC),
-        Target("sm90", 90, 227 * _KIB, MatrixUnit.WGMMA),
-        Target("sm100", 100, 227 * _KIB, MatrixUnit.TCGEN05, 512),
-        Target("sm103", 103, 227 * _KIB, MatrixUnit.TCGEN05, 512),
-        Target("sm120", 120, 99 * _KIB, MatrixUnit.MMA_SYNC),
+        Target("sm80", 80, 163 * _KIB, MatrixUnit.MMA_SYNC, 2048),
+        Target("sm86", 86, 99 * _KIB, MatrixUnit.MMA_SYNC, 1024),
+        Target("sm89", 89, 99 * _KIB, MatrixUnit.MMA_SYNC, 1024),
+        Target("sm90", 90, 227 * _KIB, MatrixUnit.WGMMA, 4096),
+        Target("sm100", 100, 227 * _KIB, MatrixUnit.TCGEN05, 8192, 512),
+        Target("sm103", 103, 227 * _KIB, MatrixUnit.TCGEN05, 8192, 512),
+        Target("sm120", 120, 99 * _KIB, MatrixUnit.MMA_SYNC, 1024),
     )
 }
 

@@ -11,6 +11,8 @@ from flexc.errors import BackendUnavailable, InternalError
 _MAX_DYNAMIC_SHARED_SIZE = 8
 _DEFAULT_SHARED = 48 * 1024
 _CAPTURE_MODE_RELAXED = 2
+CLOCK_IN_KHZ = 13
+"""The attribute of a device that says its highest clock, see `attribute`."""
 INVALID_CONTEXT = 201
 """A thread that has made no CUDA call of its own yet has no context, though its process has one."""
 
@@ -57,6 +59,15 @@ def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
             f"{shared} bytes of shared memory",
         )
     return function
+
+
+def attribute(which: int, device: int) -> int:
+    """One of the driver's numbers about the GPU of that index."""
+    cuda = library()
+    handle, value = ctypes.c_int(), ctypes.c_int()
+    check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"finding GPU {device}")
+    check(cuda.cuDeviceGetAttribute(ctypes.byref(value), which, handle), f"asking about GPU {device}")
+    return value.value
 
 
 def make_current(device: int) -> None:

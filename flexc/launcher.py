@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 import torch
@@ -22,6 +23,19 @@ _PLACES = 256
 """Of which the descriptors of a repeated launch are kept, 512 bytes each."""
 # Parameters that a kernel has and does not read: they take room, and no value.
 _UNUSED = {"i": "4x", "q": "8x", "P": "8x"}
+
+_recorded: list[Artifact] | None = None
+
+
+@contextmanager
+def recording() -> Iterator[list[Artifact]]:
+    """The kernels that are launched meanwhile, by any thread, in order; for reports about them."""
+    global _recorded
+    before, _recorded = _recorded, []
+    try:
+        yield _recorded
+    finally:
+        _recorded = before
 
 
 class Launcher:
@@ -88,6 +102,8 @@ class Launcher:
         return described
 
     def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
+        if _recorded is not None:
+            _recorded.append(self._artifact)
         function = self._functions.get(device)
         if function is None:
             function = self._load(device)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from flexc.api import attention
+from flexc.bench.apart import run_apart
 from flexc.bench.cases import CASES, Case, Problem, make_case
+from flexc.bench.cells import Plan, plans, problems
+from flexc.bench.facts import KernelFacts
 from flexc.bench.golden import make_golden, share
 from flexc.bench.peers import NotOffered, Peer, Run
-from flexc.bench.run import choose_peers, problems, run_cell, to_json
-from flexc.bench.timing import alternate
+from flexc.bench.ready import Job, make_ready
+from flexc.bench.report import markdown, notes, rows
+from flexc.bench.run import Cell, Entry, choose_peers, run_cell, to_json
+from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
+from flexc.sass import Instructions
+from tests.apart_work import work
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=2, heads=2, length=200, head_dim=16, dtype=torch.float32, device=CPU)
@@ -73,7 +81,7 @@ def test_only_right_results_have_a_speed() -> None:
 
 def test_the_backward_alone_is_checked_and_timed() -> None:
     peers = (*choose_peers(["flexc"]), Peer("wrong", lambda case, problem: lambda q, k, v: q * k.sum()))
-    case = make_case("alibi", PROBLEM) if "alibi" in CASES else make_case("causal", PROBLEM)
+    case = make_case("alibi", PROBLEM)
     cell = run_cell(case, PROBLEM, peers=peers, rounds=3, backward=True)
     own, wrong = cell.entry("flexc"), cell.entry("wrong")
     assert own is not None
@@ -94,6 +102,94 @@ def test_timing_takes_turns() -> None:
 def test_problems() -> None:
     found = list(problems(lengths=[128, 512], head_dims=[64], tokens=512, hidden=256, dtype=torch.float32))
     assert [(p.batch, p.heads, p.length) for p in found] == [(4, 4, 128), (1, 4, 512)]
+
+
+def test_cells_of_every_case_size_and_direction() -> None:
+    found = plans(["causal", "small-window"], [PROBLEM], own=False, directions=[False, True])
+    assert [(p.case, p.backward, p.problem.length) for p in found] == [
+        ("causal", False, 200), ("causal", True, 200),
+        ("small-window", False, 8192), ("small-window", True, 8192),
+    ]  # fmt: skip
+    assert found[2].problem.dtype is PROBLEM.dtype
+    assert found[2].problem.heads == 128
+
+
+def test_a_budget_leaves_out_rounds_but_not_all() -> None:
+    count = 0
+
+    def call() -> None:
+        nonlocal count
+        count += 1
+
+    alternate({"a": [call]}, rounds=50, device=CPU, seconds=0.0)
+    assert count == 1 + 3
+
+
+def test_who_is_absent_has_a_reason_and_no_speed() -> None:
+    peers = choose_peers(["flexc", "flexc-deterministic", "torch-flex"])
+    case = make_case("none", PROBLEM)
+    cell = run_cell(case, PROBLEM, peers=peers, rounds=3, absent={"torch-flex": "not reached"})
+    assert [entry.peer for entry in cell.entries] == ["flexc", "torch-flex"]
+    assert notes([cell]) == ["torch-flex: not reached [none]"]
+
+
+def test_work_apart_survives_what_goes_wrong() -> None:
+    done: list[str] = []
+    jobs = ["raises", "refuses", "ends", "fine"]
+    failed = run_apart(jobs, work, workers=1, seconds=600, done=done.append)
+    assert failed == {
+        "raises": "ValueError: a fault",
+        "refuses": "no such thing",
+        "ends": "its process ended with exit code 3",
+    }
+    assert done == jobs
+
+
+def test_work_apart_ends_in_the_time_allowed() -> None:
+    failed = run_apart(["hangs", "fine"], work, workers=1, seconds=0.5)
+    assert failed == {"hangs": "not done in the time allowed", "fine": "not reached in the time allowed"}
+
+
+def test_a_cell_is_made_ready_by_name() -> None:
+    assert make_ready(Job(Plan("alibi", PROBLEM, backward=True), "flexc")) is None
+    why = make_ready(Job(Plan("alibi", PROBLEM), "torch-flex"))
+    assert why == "compiled for GPUs only in this benchmark"
+
+
+def _cell(backward: bool, peers: Mapping[str, float], kernels: tuple[KernelFacts, ...]) -> Cell:
+    entries = tuple(
+        Entry(name, 0.0, Timing(ms, ms, ms, 21.4), 1000 / ms, 0.5, kernels if name == "flexc" else ())
+        for name, ms in peers.items()
+    )
+    return Cell("causal", 1, 2, 4096, 64, "bfloat16", backward, 0.5, 0.1, entries)
+
+
+def test_a_report_shows_what_kernels_are_made_of_beside_the_times() -> None:
+    code = Instructions({"HGMMA": 64}, {"UTMALDG": 3, "UTMASTG": 1}, 8, 12, 4, (240, 24))
+    plain = Instructions({}, {}, 0, 0, 0, ())
+    kernels = (
+        KernelFacts("a", 128, 128, 12, 168, 8, 200 * 1024, code),
+        KernelFacts("b", 128, 128, 4, 36, 0, 1024, plain),
+        KernelFacts("c", 128, 128, 4, 40, 16, 0, None),
+    )
+    cells = [
+        _cell(True, {"flexc": 2.0, "flexc-deterministic": 2.5, "torch-flex": 3.0}, kernels),
+        _cell(True, {"flexc": 2.0}, ()),
+    ]
+    found = [dict(zip(rows(cells)[0], row, strict=True)) for row in rows(cells)[1:]]
+    assert found[0] == {
+        "case": "causal", "D": "64", "S": "4,096", "share": "0.500", "flexc": "500",
+        "flexc-deterministic": "400", "of peak": "50 %", "ms": "2", "torch-flex": "333", "ratio": "1.50",
+        "host µs": "21", "registers": "168 + 36 + 40", "spills B": "8/12 + 0 + 16",
+        "instructions": "64 HGMMA 4 UTMA + - + ?", "shared KiB": "200 + 1 + 0",
+    }  # fmt: skip
+    assert found[1]["torch-flex"] == found[1]["registers"] == ""
+    text = markdown(cells, {"device": "a GPU"}, "flexc bench", "2026-11-30")
+    assert "device a GPU; 2026-11-30." in text
+    assert "```\nflexc bench\n```" in text
+    assert "Backward, TFLOP/s\n\n| case |" in text
+    assert "Forward" not in text
+    assert to_json(cells, {})["cells"][0]["entries"][0]["kernels"][0]["instructions"]["stored"] == 8
 
 
 def test_unknown_names() -> None:

@@ -195,12 +195,13 @@ def test_doctor(run: Run) -> None:
     }.items()
 
 
-def test_bench(run: Run, mods: Path) -> None:
+def test_bench(run: Run, mods: Path, tmp_path: Path) -> None:
     sizes = ("--lengths", 128, "--head-dims", 32, "--hidden", 64, "--dtype", "fp32", "--rounds", 3)
+    both = [("none", False), ("none", True), ("causal", False), ("causal", True)]
     result = run("bench", "--cases", "none,causal", *sizes, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
-    assert [cell["case"] for cell in report["cells"]] == ["none", "causal"]
+    assert [(cell["case"], cell["backward"]) for cell in report["cells"]] == both
     for cell in report["cells"]:
         own = cell["entries"][0]
         assert own["peer"] == "flexc"
@@ -210,10 +211,16 @@ def test_bench(run: Run, mods: Path) -> None:
     assert table.code == 0, table.err
     assert "window" in table.out
     assert "flash-attn: takes no functions [window]" in table.out
-    markdown = run("bench", f"{mods}:window", *sizes, "--markdown")
+    forward = (*sizes, "--directions", "forward", "--budget", 60)
+    saved = {"md": tmp_path / "table.md", "json": tmp_path / "table.json"}
+    markdown = run("bench", f"{mods}:window", *forward, "--markdown", "--save", saved["md"])
     assert "| case | D | S | share | flexc |" in markdown.out
     assert "| window | 32 | 128 | 0.479 |" in markdown.out
+    assert saved["md"].read_text().strip() == markdown.out.strip()
+    assert run("bench", f"{mods}:window", *forward, "--save", saved["json"]).code == 0
+    assert len(json.loads(saved["json"].read_text())["cells"]) == 1
     assert run("bench", "--cases", "nonsense", *sizes).code == 1
+    assert run("bench", "--directions", "sideways", *sizes).code == 2
 
 
 def test_cache(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from flexc.errors import UnknownOption
 Mod = Callable[..., Any]
 
 WINDOW = 1024
+SMALL_WINDOW = 128
 DOCUMENTS = 12
+PREFIX = 4
+"""A prefix is this part of the length."""
 SOFTCAP = 30.0
 
 
@@ -81,11 +84,21 @@ def _causal_case(problem: Problem) -> Case:
     return Case("causal", mask=_causal, features=Features(causal=True))
 
 
-def _window(problem: Problem) -> Case:
+def _window(width: int) -> Callable[[Problem], Case]:
     def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return (q_idx >= kv_idx) & (q_idx - kv_idx < WINDOW)
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < width)
 
-    return Case(f"window{WINDOW}", mask=window, features=Features(causal=True, window=WINDOW))
+    features = Features(causal=True, window=width)
+    return lambda problem: Case(f"window{width}", mask=window, features=features)
+
+
+def _prefix(problem: Problem) -> Case:
+    end = problem.length // PREFIX
+
+    def prefix(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) | (kv_idx < end)
+
+    return Case("prefix", mask=prefix)
 
 
 def _documents(problem: Problem) -> Case:
@@ -124,11 +137,16 @@ def _softcap(problem: Problem) -> Case:
 CASES: dict[str, Callable[[Problem], Case]] = {
     "none": _none,
     "causal": _causal_case,
-    "window": _window,
+    "window": _window(WINDOW),
     "documents": _documents,
     "alibi": _alibi,
     "softcap": _softcap,
+    "prefix": _prefix,
+    "small-window": _window(SMALL_WINDOW),
 }
+
+FIXED_SIZES: dict[str, tuple[int, int, int, int]] = {"small-window": (1, 128, 8192, 64)}
+"""Batch, heads, length and head dimension of cases that are timed at one size of their own."""
 
 
 def make_case(name: str, problem: Problem) -> Case:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flexc.api import attention
 from flexc.bench.cases import Case, Features, Problem
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -23,17 +25,38 @@ class NotOffered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`prepare` may compile; it raises NotOffered when the peer does not have the case."""
+    """`prepare` may compile; it raises NotOffered when the peer does not have the case.
+
+    `compiles` says that it keeps what it compiles on disk, so that another process can do it ahead.
+    """
 
     name: str
     prepare: Callable[[Case, Problem], Run]
+    compiles: bool = False
+    only_backward: bool = False
 
 
-def _flexc(case: Case, problem: Problem) -> Run:
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q, k, v, mask_mod=case.mask, score_mod=case.score)
+def backward_of(run: Run, inputs: Inputs) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Runs the forward now; the backward at each call, with q as the gradient that comes in."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        out = run(leaves[0], leaves[1], leaves[2])
+    return partial(torch.autograd.grad, out, leaves, inputs[0], retain_graph=True)
 
-    return run
+
+def call_once(run: Run, inputs: Inputs, *, backward: bool) -> tuple[torch.Tensor, ...]:
+    """The result of the forward, or the gradients of q, k and v."""
+    return backward_of(run, inputs)() if backward else (run(*inputs),)
+
+
+def _flexc(*, deterministic: bool = False) -> Callable[[Case, Problem], Run]:
+    def prepare(case: Case, problem: Problem) -> Run:
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return attention(q, k, v, mask_mod=case.mask, score_mod=case.score, deterministic=deterministic)
+
+        return run
+
+    return prepare
 
 
 def _torch_flex(case: Case, problem: Problem) -> Run:
@@ -103,6 +126,30 @@ def _flash2(case: Case, problem: Problem) -> Run:
     return run
 
 
+def _flash3(case: Case, problem: Problem) -> Run:
+    features = _features(case)
+    if features.alibi_slopes is not None:
+        raise NotOffered("takes no ALiBi slopes")
+    _require("flash_attn_interface", problem)
+    from flash_attn_interface import flash_attn_func
+
+    window = (-1, -1) if features.window is None else (features.window - 1, 0)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result: Any = flash_attn_func(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            causal=features.causal,
+            window_size=window,
+            softcap=features.softcap or 0.0,
+        )
+        out: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return out.transpose(1, 2)
+
+    return run
+
+
 def _flash_cute(case: Case, problem: Problem) -> Run:
     features = _features(case)
     if features.alibi_slopes is not None:
@@ -145,10 +192,12 @@ def _require(module: str, problem: Problem) -> None:
 
 
 PEERS = (
-    Peer("flexc", _flexc),
-    Peer("torch-flex", _torch_flex),
+    Peer("flexc", _flexc(), compiles=True),
+    Peer("flexc-deterministic", _flexc(deterministic=True), compiles=True, only_backward=True),
+    Peer("torch-flex", _torch_flex, compiles=True),
     Peer("sdpa-flash", _sdpa(SDPBackend.FLASH_ATTENTION)),
     Peer("sdpa-cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION)),
     Peer("flash-attn", _flash2),
+    Peer("flash-attn-3", _flash3),
     Peer("flash-attn-cute", _flash_cute),
 )

@@ -5,32 +5,42 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from flexc._version import __version__
 from flexc.bench.cases import Case, Problem
+from flexc.bench.facts import KernelFacts, kernels_of
 from flexc.bench.golden import make_golden, share
-from flexc.bench.peers import PEERS, NotOffered, Peer, Run
+from flexc.bench.peers import PEERS, Inputs, NotOffered, Peer, Run, backward_of, call_once
 from flexc.bench.timing import Timing, alternate
-from flexc.errors import FlexcError, UnknownOption
+from flexc.errors import UnknownOption
+from flexc.gpu_facts import highest_clock, matrix_rate
 
 INPUT_SETS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One peer in one cell. `timing` is None, and `note` says why, when it has no speed."""
+    """One peer in one cell. `timing` is None, and `note` says why, when it has no speed.
+
+    `of_peak` is the share of the GPU's matrix rate that `tflops` is; `kernels` are those of flexc's own.
+    """
 
     peer: str
     error: float | None = None
     timing: Timing | None = None
     tflops: float | None = None
+    of_peak: float | None = None
+    kernels: tuple[KernelFacts, ...] = ()
     first_call_s: float | None = None
     note: str | None = None
 
@@ -45,6 +55,7 @@ class Cell:
     length: int
     head_dim: int
     dtype: str
+    backward: bool
     share: float
     plain_error: float
     entries: tuple[Entry, ...]
@@ -77,38 +88,53 @@ def run_cell(
     peers: Sequence[Peer] = PEERS,
     rounds: int = 30,
     backward: bool = False,
+    seconds: float | None = None,
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> Cell:
     """Checks every peer against the fp64 golden, then times those that were right, in turns.
 
     FLOPs of the forward are 4 * B * H * S * S * D * share; the backward, which is timed alone, has 2.5 times
     as many.
+
+    Args:
+        case: what is computed.
+        problem: its sizes.
+        peers: who computes it.
+        rounds: timed calls of each.
+        backward: whether the backward alone is timed, or the forward.
+        seconds: that all of it should take; rounds are left out for it, but not all.
+        absent: why, by name, for peers that can't take part.
     """
+    before = time.perf_counter()
     inputs = [problem.inputs(seed) for seed in range(INPUT_SETS)]
     golden = make_golden(case, problem, inputs[0], backward=backward)
     fraction = share(case, problem)
     entries: dict[str, Entry] = {}
     calls: dict[str, list[Callable[[], object]]] = {}
     for peer in peers:
+        if peer.only_backward and not backward:
+            continue
+        if peer.name in absent:
+            entries[peer.name] = Entry(peer.name, note=absent[peer.name])
+            continue
         entry, run = _first_call(peer, case, problem, inputs[0], golden.error, backward=backward)
+        if run is not None and entry.error is not None:
+            if golden.accepts(entry.error):
+                calls[peer.name] = [
+                    backward_of(run, each) if backward else partial(run, *each) for each in inputs
+                ]
+                entry = replace(entry, kernels=kernels_of(calls[peer.name][0]))
+            else:
+                note = f"wrong: error {entry.error:.1e}, plain PyTorch {golden.plain_error:.1e}"
+                entry = replace(entry, note=note)
         entries[peer.name] = entry
-        if run is None or entry.error is None:
-            continue
-        if not golden.accepts(entry.error):
-            note = f"wrong: error {entry.error:.1e}, plain PyTorch {golden.plain_error:.1e}"
-            entries[peer.name] = dataclasses.replace(entry, note=note)
-            continue
-        calls[peer.name] = [_backward_of(run, each) if backward else partial(run, *each) for each in inputs]
-    flops = (
-        (10.0 if backward else 4.0)
-        * problem.batch
-        * problem.heads
-        * problem.length**2
-        * problem.head_dim
-        * fraction
-    )
-    for name, timing in alternate(calls, rounds=rounds, device=problem.device).items():
-        tflops = flops / timing.median_ms / 1e9
-        entries[name] = dataclasses.replace(entries[name], timing=timing, tflops=tflops)
+    left = None if seconds is None else seconds - (time.perf_counter() - before)
+    flops = _flops(problem, fraction, backward=backward)
+    peak = _peak(problem)
+    for name, timing in alternate(calls, rounds=rounds, device=problem.device, seconds=left).items():
+        rate = flops / timing.median_ms * 1e3
+        of_peak = None if peak is None else rate / peak
+        entries[name] = replace(entries[name], timing=timing, tflops=rate / 1e12, of_peak=of_peak)
     return Cell(
         case=case.name,
         batch=problem.batch,
@@ -116,17 +142,30 @@ def run_cell(
         length=problem.length,
         head_dim=problem.head_dim,
         dtype=str(problem.dtype).removeprefix("torch."),
+        backward=backward,
         share=fraction,
         plain_error=golden.plain_error,
         entries=tuple(entries.values()),
     )
 
 
+def _flops(problem: Problem, fraction: float, *, backward: bool) -> float:
+    pairs = problem.batch * problem.heads * problem.length**2 * fraction
+    return (10.0 if backward else 4.0) * problem.head_dim * pairs
+
+
+def _peak(problem: Problem) -> float | None:
+    """Operations a second of the GPU's matrix units in the problem's dtype; None where that is not known."""
+    if problem.device.type != "cuda" or problem.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return matrix_rate(torch.cuda.current_device())
+
+
 def _first_call(
     peer: Peer,
     case: Case,
     problem: Problem,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: Inputs,
     measure: Callable[[torch.Tensor], float],
     *,
     backward: bool,
@@ -134,49 +173,22 @@ def _first_call(
     before = time.perf_counter()
     try:
         run = peer.prepare(case, problem)
-        out = _backward_of(run, inputs)()[0] if backward else run(*inputs)
+        out = call_once(run, inputs, backward=backward)[0]
         if problem.device.type == "cuda":
             torch.cuda.synchronize()
     except NotOffered as reason:
         return Entry(peer.name, note=str(reason)), None
-    except (FlexcError, RuntimeError) as error:
+    except Exception as error:  # whatever a peer's fault is, the others are timed
         text = str(error).splitlines() or [""]
         return Entry(peer.name, note=f"{type(error).__name__}: {text[0][:100]}"), None
     seconds = time.perf_counter() - before
     return Entry(peer.name, error=measure(out), first_call_s=seconds), run
 
 
-def _backward_of(
-    run: Run, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Runs the forward now; the backward at each call, with q as the gradient that comes in."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with torch.enable_grad():
-        out = run(leaves[0], leaves[1], leaves[2])
-    return partial(torch.autograd.grad, out, leaves, inputs[0], retain_graph=True)
-
-
-def problems(
-    *, lengths: Sequence[int], head_dims: Sequence[int], tokens: int, hidden: int, dtype: torch.dtype
-) -> Iterator[Problem]:
-    """Every head dimension and length, with `tokens` tokens in all and heads that make up `hidden`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for head_dim in head_dims:
-        for length in lengths:
-            yield Problem(
-                batch=max(1, tokens // length),
-                heads=max(1, hidden // head_dim),
-                length=length,
-                head_dim=head_dim,
-                dtype=dtype,
-                device=device,
-            )
-
-
 def environment() -> dict[str, str]:
     """What the numbers depend on: the device, its driver, and versions."""
     facts = {"flexc": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    for package in ("triton", "flash-attn", "flash-attn-4"):
+    for package in ("triton", "flash-attn", "flash-attn-3", "flash-attn-4"):
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -184,12 +196,27 @@ def environment() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {"device": platform.processor() or platform.machine(), **facts}
     gpu = torch.cuda.get_device_properties(0)
+    clock = highest_clock(0) // 10**6
     return {
         "device": f"{gpu.name}, {gpu.multi_processor_count} SMs",
+        "matrix rate": f"{matrix_rate(0) / 1e12:.0f} TFLOP/s at {clock} MHz",
+        "driver": _driver(),
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         **facts,
     }
+
+
+def _driver() -> str:
+    found = re.search(r"\s(\d{3,}\.[\d.]+)\s", _text(Path("/proc/driver/nvidia/version")))
+    return found[1] if found else "unknown"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def to_json(cells: Sequence[Cell], settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""A benchmark as tables: headings, then a row a cell; for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flexc.bench.facts import KernelFacts
+from flexc.bench.run import Cell, Entry
+
+Rows = list[list[str]]
+
+_OWN = ("flexc", "flexc-deterministic")
+
+
+def title(cell: Cell) -> str:
+    """What a cell is, in a line."""
+    direction = "backward" if cell.backward else "forward"
+    sizes = f"D={cell.head_dim}, S={cell.length}, B={cell.batch}, H={cell.heads}, {cell.dtype}"
+    return f"{cell.case}, {sizes}, {direction}"
+
+
+def rows(cells: Sequence[Cell]) -> Rows:
+    """Headings, then a row a cell; peers that have no speed in any cell are left out.
+
+    Of flexc: TFLOP/s, their share of the GPU's matrix rate, ms, the host's time, and per kernel of a call,
+    joined by +: registers a thread, bytes of spill stores/loads, instructions, KiB of shared memory. Of each
+    peer: TFLOP/s and how many times as fast flexc is.
+    """
+    names = [name for name in _names(cells) if any(_timed(cell, name) is not None for cell in cells)]
+    others = [name for name in names if name not in _OWN]
+    heads = ["case", "D", "S", "share", *(n for n in names if n in _OWN), "of peak", "ms"]
+    for name in others:
+        heads += [name, "ratio"]
+    heads += ["host µs", "registers", "spills B", "instructions", "shared KiB"]
+    return [heads, *(_row(cell, names, others) for cell in cells)]
+
+
+def _names(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(entry.peer for cell in cells for entry in cell.entries))
+
+
+def _timed(cell: Cell, name: str) -> Entry | None:
+    entry = cell.entry(name)
+    return None if entry is None or entry.timing is None else entry
+
+
+def _row(cell: Cell, names: Sequence[str], others: Sequence[str]) -> list[str]:
+    own = _timed(cell, "flexc")
+    row = [cell.case, str(cell.head_dim), f"{cell.length:,}", f"{cell.share:.3f}"]
+    row += [_speed(_timed(cell, name)) for name in names if name in _OWN]
+    of_peak = None if own is None else own.of_peak
+    row += [
+        "" if of_peak is None else f"{100 * of_peak:.0f} %",
+        "" if own is None or own.timing is None else f"{own.timing.median_ms:.3g}",
+    ]
+    for name in others:
+        ratio = cell.ratio(name)
+        row += [_speed(_timed(cell, name)), "" if ratio is None else f"{ratio:.2f}"]
+    row.append("" if own is None or own.timing is None else f"{own.timing.host_us:.0f}")
+    kernels = () if own is None else own.kernels
+    return row + [_joined(kernels, fact) for fact in (_registers, _spills, _instructions, _shared)]
+
+
+def _speed(entry: Entry | None) -> str:
+    return "" if entry is None or entry.tflops is None else f"{entry.tflops:.3g}"
+
+
+def _joined(kernels: Sequence[KernelFacts], fact: Callable[[KernelFacts], str]) -> str:
+    return " + ".join(map(fact, kernels))
+
+
+def _registers(kernel: KernelFacts) -> str:
+    return str(kernel.registers)
+
+
+def _spills(kernel: KernelFacts) -> str:
+    if kernel.instructions is None:
+        return str(kernel.spills)
+    stored, loaded = kernel.instructions.stored, kernel.instructions.loaded
+    return f"{stored}/{loaded}" if stored or loaded else "0"
+
+
+def _instructions(kernel: KernelFacts) -> str:
+    if kernel.instructions is None:
+        return "?"
+    found = dict(kernel.instructions.matrix)
+    tma = sum(count for name, count in kernel.instructions.copies.items() if name.startswith("UTMA"))
+    if tma:
+        found["UTMA"] = tma
+    return " ".join(f"{count} {name}" for name, count in found.items()) or "-"
+
+
+def _shared(kernel: KernelFacts) -> str:
+    return f"{kernel.shared_memory / 1024:.0f}"
+
+
+def notes(cells: Sequence[Cell]) -> list[str]:
+    """Why peers have no speed in some cells, a line a reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for entry in cell.entries:
+            if entry.note is not None:
+                found.setdefault((entry.peer, entry.note), []).append(cell.case)
+    return [f"{peer}: {note} [{', '.join(dict.fromkeys(where))}]" for (peer, note), where in found.items()]
+
+
+def markdown(cells: Sequence[Cell], environment: Mapping[str, str], command: str, date: str) -> str:
+    """The tables of forward and backward, with what they depend on and the command that makes them again."""
+    where = ", ".join(f"{name} {value}" for name, value in environment.items())
+    parts = [f"{where}; {date}.\n\n```\n{command}\n```"]
+    for backward in (False, True):
+        chosen = [cell for cell in cells if cell.backward is backward]
+        if chosen:
+            parts.append(f"{'Backward' if backward else 'Forward'}, TFLOP/s\n\n{as_markdown(rows(chosen))}")
+    said = notes(cells)
+    if said:
+        parts.append("\n".join(f"- {line}" for line in said))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_markdown(table: Rows) -> str:
+    """Rows as a table in Markdown."""
+    heads, *body = table
+    rule = [":--", *["--:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *body))
