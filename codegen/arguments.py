@@ -93,14 +93,17 @@ class Argument:
 
 
 # What a kernel knows of each range of a closed form; numbered where there are several.
-_OF_A_RANGE = ("kv_first", "kv_end", "full_first", "full_end", "row_first", "row_end", "has_keys", "rank")
+_OF_A_RANGE = (
+    "kv_first", "kv_end", "q_first", "q_end", "full_first", "full_end", "row_first", "row_end", "has_keys",
+    "column_first", "column_end", "has_rows", "rank", "unvisited",
+)  # fmt: skip
 # Names that generated files use besides those of the mods' captures.
 RESERVED = frozenset({
     "tl", "triton", "b", "h", "kv_h", "q", "k", "v", "score", "grad", "q_idx", "kv_idx", "q_len", "kv_len",
     "q_heads", "group", "scale", "rows", "columns", "dims", "dims_v", "pid", "q_tiles", "q_start",
     "q_tile", "k_tile", "v_tile", "acc", "row_max", "row_sum", "p", "sink", "score_scale", "to_log2",
     "in_range", "allowed", "stretch", "at", "map_row", "first_stretch",
-    "end_stretch", "whole_end", "kv_start", "q_last",
+    "end_stretch", "whole_end", "kv_start", "q_last", "kv_last",
     *(f"{name}{number}" for number in ("", *(f"_{n}" for n in range(1, 9))) for name in _OF_A_RANGE),
     "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM",
     "PADDED_DIM_V", "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
@@ -112,7 +115,7 @@ RESERVED = frozenset({
     "shift_ptr", "dq_sum_ptr", "dk_parts_ptr", "dv_parts_ptr", "dsinks_parts_ptr", "dlse", "delta",
     "shift", "dout_tile", "dq_tile", "dk_tile", "dv_tile", "dk_part", "dv_part", "row_offsets",
     "padded_len", "padded_at", "ROWS_PADDED_TO", "strange", "kv_tiles", "kv_heads", "head", "parts",
-    "part", "first_head", "heads_per_program", "in_rows", "in_columns", "q_first", "q_end", "row_at",
+    "part", "first_head", "heads_per_program", "in_rows", "in_columns", "row_at",
     "part_at", "score_mod_grad", "attention_backward_rows", "attention_backward_kv",
     "attention_backward_q", "member", "modified", "kept", "survives", "weight", "seed", "seed_ptr",
     "dropped_below", "survivors_weight", "stream", "live", "element", "inside", "turn", "turned",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flexc.codegen.arguments import Argument, Source, capture_arguments, dropout_arguments
 from flexc.codegen.backward_form import adds_exactly, backward_form
 from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.bounds import range_roots
 from flexc.ir.expr import Expr
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
@@ -71,9 +72,9 @@ def _kv(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         _tensor(spec, "dv_ptr", spec.v_storage, Source.GRAD_V),
         Argument("dk_parts_ptr", "*fp32", Source.GRAD_K_PARTS, divisible=spec.aligned),
         Argument("dv_parts_ptr", "*fp32", Source.GRAD_V_PARTS, divisible=spec.aligned),
-        *capture_arguments(spec, names, _roots(spec)),
+        *capture_arguments(spec, names, _roots(backward, Entry.KV)),
         *_capture_gradients(backward, names),
-        *_block_map(spec),
+        *_block_map(backward, Entry.KV),
         *_strides(spec, ("q", "k", "v", "dout", "dk", "dv")),
         *_shape(),
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
@@ -86,8 +87,8 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
     return (
         *_inputs(spec),
         _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
-        *capture_arguments(spec, names, _roots(spec)),
-        *_block_map(spec),
+        *capture_arguments(spec, names, _roots(backward, Entry.Q)),
+        *_block_map(backward, Entry.Q),
         *_strides(spec, ("q", "k", "v", "dout", "dq")),
         *_shape(),
         *dropout_arguments(spec),
@@ -116,9 +117,9 @@ def _shape() -> list[Argument]:
     ]
 
 
-def _block_map(spec: AttentionSpec) -> list[Argument]:
+def _block_map(backward: BackwardSpec, entry: Entry) -> list[Argument]:
     """Of the map that the kernel walks: by rows of queries, or of keys."""
-    if spec.blocks is Blocks.ALL:
+    if backward.blocks(entry) is not Blocks.MAP:
         return []
     return [
         Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
@@ -141,5 +142,8 @@ def _capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[A
     ]
 
 
-def _roots(spec: AttentionSpec) -> list[Expr]:
-    return [root for root in (spec.score, spec.mask) if root is not None]
+def _roots(backward: BackwardSpec, entry: Entry) -> list[Expr]:
+    """The graphs that a kernel computes: the mods, and its loop bounds."""
+    spec, ranges = backward.forward, backward.ranges(entry)
+    bounds = [] if ranges is None else range_roots(ranges, entry.axes)
+    return [root for root in (spec.score, spec.mask, *bounds) if root is not None]

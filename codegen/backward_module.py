@@ -9,6 +9,7 @@ from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
+from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Element, Function, Hoisting, as_tile
 from flexc.codegen.module import Constant, GeneratedKernel, source_lines
 from flexc.codegen.plan import KernelPlan
@@ -99,7 +100,13 @@ class _Backward:
     dim_v: str
     convert_k: bool
     convert_v: bool
-    masked: bool
+    blocks_from_map: bool
+    bounds: Bounds | None
+    masked: str | None
+    """Where the mask applies to a tile, as a condition; None where there are no blocks to look at."""
+    first_start: str
+    """Where the tile begins that the program keeps."""
+    order: str
     rescue_nan: bool
     dropout: bool
     scatters: tuple[_Scatter, ...]
@@ -155,9 +162,10 @@ def _rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argume
 
 @dataclass(frozen=True, slots=True)
 class _Emitted:
-    """The mods as functions."""
+    """The mods as functions, and the loop bounds."""
 
     hoisting: Hoisting
+    bounds: Bounds | None
     moving: tuple[str, ...]
     score: Element | None
     grad: Element | None
@@ -172,9 +180,14 @@ class _Emitted:
         return [e for e in (self.score, self.grad, self.mask) if e is not None] + places
 
 
-def _emit(spec: AttentionSpec, entry: Entry, form: Form, names: tuple[str, ...], taken: set[str]) -> _Emitted:
-    columns_stay = entry is Entry.KV
-    hoisting = Hoisting(spec, names, form.roots, taken, columns_stay=columns_stay)
+def _emit(
+    backward: BackwardSpec, entry: Entry, form: Form, names: tuple[str, ...], taken: set[str]
+) -> _Emitted:
+    spec, ranges = backward.forward, backward.ranges(entry)
+    columns_stay = entry.axes.by_keys
+    roots = [] if ranges is None else range_roots(ranges, entry.axes)
+    hoisting = Hoisting(spec, names, form.roots, taken, roots, columns_stay=columns_stay)
+    bounds = None if ranges is None else tile_bounds(ranges, hoisting, entry.axes)
     moves = hoisting.row_lines if columns_stay else hoisting.column_lines
     moving = tuple(line for root in form.roots for line in moves(root))
     score = (
@@ -186,7 +199,7 @@ def _emit(spec: AttentionSpec, entry: Entry, form: Form, names: tuple[str, ...],
     scale = None
     if form.score is not None:
         scale = "scale" if form.factor is None else hoisting.scale(form.factor)
-    return _Emitted(hoisting, moving, score, grad, mask, scale, scatters)
+    return _Emitted(hoisting, bounds, moving, score, grad, mask, scale, scatters)
 
 
 def _emit_scatter(hoisting: Hoisting, scatter: ScatterForm) -> tuple[ScatterForm, Element, Element]:
@@ -206,8 +219,9 @@ def _view(
 ) -> _Backward:
     spec = backward.forward
     form = backward_form(backward, scatters=entry is Entry.KV)
-    emitted = _emit(spec, entry, form, names, {a.name for a in arguments})
-    hoisting, elements = emitted.hoisting, emitted.elements
+    emitted = _emit(backward, entry, form, names, {a.name for a in arguments})
+    hoisting, elements, bounds = emitted.hoisting, emitted.elements, emitted.bounds
+    reads_kept = bounds is not None and bounds.reads_rows
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     gradients = [g for g in (form.grad, *(s.value for s in form.scatters)) if g is not None]
@@ -227,8 +241,10 @@ def _view(
         row_lines=hoisting.row,
         column_lines=hoisting.column,
         moving_lines=emitted.moving,
-        mods_read_rows=Input.Q_IDX in inputs,
-        mods_read_columns=Input.KV_IDX in inputs or any(Input.KV_IDX in inputs_of(r) for r in form.roots),
+        mods_read_rows=Input.Q_IDX in inputs or (reads_kept and entry is Entry.Q),
+        mods_read_columns=Input.KV_IDX in inputs
+        or any(Input.KV_IDX in inputs_of(r) for r in form.roots)
+        or (reads_kept and entry is Entry.KV),
         mask_call=None if emitted.mask is None else emitted.mask.call(),
         score_call=score_call,
         score_result="modified" if reads_score else "score",
@@ -245,13 +261,39 @@ def _view(
         dim_v="HEAD_DIM_V" if pad_v else "PADDED_DIM_V",
         convert_k=spec.k_storage is not spec.q_storage,
         convert_v=spec.v_storage is not spec.q_storage,
-        masked=spec.blocks is Blocks.MAP,
+        blocks_from_map=backward.blocks(entry) is Blocks.MAP,
+        bounds=bounds,
+        masked=_masked(backward, entry, bounds),
+        **_order(entry, bounds),
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
         scatters=_scatters(backward, form, emitted, names),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
         adds_diagonals=any(s.sum is Sum.DIAGONAL for s in form.scatters),
     )
+
+
+def _masked(backward: BackwardSpec, entry: Entry, bounds: Bounds | None) -> str | None:
+    if bounds is not None:
+        return bounds.masked
+    start = f"{entry.axes.walked}_start"
+    has_map = backward.blocks(entry) is Blocks.MAP
+    return f"({start} < full_first) | ({start} >= full_end)" if has_map else None
+
+
+def _order(entry: Entry, bounds: Bounds | None) -> dict[str, str]:
+    """Which tiles come first: those with the most to visit. Under a causal mask, first keys and last rows."""
+    axes = entry.axes
+    from_first = axes.by_keys
+    if bounds is not None and (bounds.first_rows_heaviest or bounds.last_rows_heaviest):
+        from_first = bounds.first_rows_heaviest
+    tiles = f"{axes.kept}_tiles"
+    at = f"pid % {tiles}" if from_first else f"({tiles} - 1 - pid % {tiles})"
+    what = "keys" if axes.by_keys else "rows"
+    return {
+        "first_start": f"{at} * {axes.kept_tile}",
+        "order": f"The {'first' if from_first else 'last'} {what} come first, which have most to visit.",
+    }
 
 
 def _scatters(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flexc.codegen.arguments import capture_names
 from flexc.codegen.backward_module import backward_module
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.backward_tiles import backward_tiles, row_tiles
+from flexc.codegen.blocks import why_blocks
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
@@ -65,12 +67,13 @@ def make_backward_plan(
             *why_tiles,
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
+            ("blocks", _why_blocks(backward, entry, options.get("blocks"))),
             ("rescue_nan", why_rescue),
         ]
     return KernelPlan(
         target=target,
         tiles=tiles,
-        blocks=spec.blocks.value,
+        blocks=backward.blocks(entry).value,
         padded_dim=power_of_two_at_least(spec.head_dim),
         padded_dim_v=power_of_two_at_least(spec.head_dim_v),
         precision=precision,
@@ -78,6 +81,12 @@ def make_backward_plan(
         rescue_nan=rescue,
         reasons=tuple(reasons),
     )
+
+
+def _why_blocks(backward: BackwardSpec, entry: Entry, wanted: object) -> str:
+    spec = backward.forward
+    names = capture_names(spec.captures)
+    return why_blocks(spec, names, wanted, blocks=backward.blocks(entry), axes=entry.axes)
 
 
 def lower_backward(

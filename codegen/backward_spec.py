@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from flexc.codegen.blocks import choose_blocks, exact_ranges, turned
+from flexc.codegen.bounds import BY_KEYS, BY_QUERIES, Axes
+from flexc.ir.ranges import Ranges
 from flexc.ir.spec import AttentionSpec, Blocks
 
 ROWS_PADDED_TO = 256
@@ -21,19 +25,40 @@ class Entry(Enum):
     Q = "attention_backward_q"
     """The gradient of q."""
 
+    @property
+    def axes(self) -> Axes:
+        """What a program keeps a tile of, and what it walks."""
+        return BY_KEYS if self is Entry.KV else BY_QUERIES
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardSpec:
     """A backward, less what may change without new kernels.
 
-    `has_grad_lse`: a gradient of the lse comes in beside that of the result. `slots`: captured tensors whose
-    gradients are wanted. `deterministic`: these are the same bits every time.
+    `forward.blocks` says how kernels that keep queries find their tiles, `kv_blocks` how those that keep keys
+    do. `has_grad_lse`: a gradient of the lse comes in beside that of the result. `slots`: captured tensors
+    whose gradients are wanted. `deterministic`: these are the same bits every time.
     """
 
     forward: AttentionSpec
+    kv_blocks: Blocks
     has_grad_lse: bool = False
     slots: tuple[int, ...] = ()
     deterministic: bool = False
+
+    def blocks(self, entry: Entry) -> Blocks:
+        """How a kernel knows which tiles to visit."""
+        return self.kv_blocks if entry.axes.by_keys else self.forward.blocks
+
+    def ranges(self, entry: Entry) -> Ranges | None:
+        """The closed form that a kernel computes its loop bounds from; None for one that does not.
+
+        The rows of the ranges are the axis that the kernel keeps: see `Entry.axes`.
+        """
+        mask = self.forward.mask
+        if self.blocks(entry) is not Blocks.RANGES or mask is None:
+            return None
+        return exact_ranges(turned(mask, entry.axes))
 
     def describe(self) -> str:
         """One line for headers and lists."""
@@ -42,14 +67,27 @@ class BackwardSpec:
 
 def backward_spec(
     forward: AttentionSpec,
+    values: Sequence[object],
+    lengths: tuple[int, int] | None,
     *,
+    given: bool = False,
+    wanted: object = None,
     has_grad_lse: bool = False,
     slots: tuple[int, ...] = (),
     deterministic: bool = False,
 ) -> BackwardSpec:
     """The spec of the backward of a call, less what only a forward knows.
 
-    It walks a block map wherever there is a mask: that of the keys' side has no closed form yet.
+    Args:
+        forward: of the call.
+        values: captured ones by slot. With the lengths they decide whether the mask's closed form holds for
+            kernels that walk the queries of each key.
+        lengths: (q_len, kv_len); None for kernels of any length.
+        given: whether the user passed a block map.
+        wanted: the option `blocks`.
+        has_grad_lse: see `BackwardSpec`.
+        slots: see `BackwardSpec`.
+        deterministic: see `BackwardSpec`.
     """
-    blocks = Blocks.ALL if forward.blocks is Blocks.ALL else Blocks.MAP
-    return BackwardSpec(replace(forward, return_lse=True, blocks=blocks), has_grad_lse, slots, deterministic)
+    kv_blocks = choose_blocks(forward.mask, values, given=given, lengths=lengths, wanted=wanted, axes=BY_KEYS)
+    return BackwardSpec(replace(forward, return_lse=True), kv_blocks, has_grad_lse, slots, deterministic)

@@ -126,7 +126,7 @@ def _candidates(
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[entry, target.matrix_unit].get(max(widest, 64), ()) if half else ()
     unmasked = _PREFERRED_UNMASKED.get((entry, target.matrix_unit), {}).get(max(widest, 64))
-    if half and unmasked is not None and spec.blocks is Blocks.ALL:
+    if half and unmasked is not None and backward.blocks(entry) is Blocks.ALL:
         preferred = (unmasked, *preferred)
     for tiles in preferred:
         yield _limited(backward, replace(tiles, **wanted), wanted), "preferred"

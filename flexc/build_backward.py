@@ -42,7 +42,7 @@ def backward_kernel_for(
 def _find_or_build(
     backward: BackwardSpec, entry: Entry, target: Target, options: Options, sources: tuple[ModSource, ...]
 ) -> Kernel:
-    chosen = dict(options)
+    chosen, ranges = dict(options), backward.ranges(entry)
     same = backward_digest(backward, entry, make_backward_plan(backward, entry, target, chosen).key())
     return find_or_build(
         same,
@@ -53,6 +53,7 @@ def _find_or_build(
             backward.forward.captures,
             same,
             scratch,
+            requires=() if ranges is None else ranges.requires,
             spares=Spares.FEW,
         ),
     )

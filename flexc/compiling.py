@@ -86,8 +86,8 @@ def compile(
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
     )
-    design, spec = design_named(backend, spec, target, checked)
-    kernel = kernel_for(spec, target, checked, mods.sources, design)
+    design, suited = design_named(backend, spec, target, checked)
+    kernel = kernel_for(suited, target, checked, mods.sources, design)
     parts = _backward(spec, values, target, checked, mods.sources) if backward else ()
     return Kernel(kernel.artifact, values, parts)
 
@@ -103,5 +103,5 @@ def _backward(
     from flexc.codegen.backward_spec import Entry, backward_spec
 
     slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
-    wanted = backward_spec(spec, slots=slots)
+    wanted = backward_spec(spec, values, None, wanted=dict(options).get("blocks"), slots=slots)
     return tuple(backward_kernel_for(wanted, entry, target, options, sources).artifact for entry in Entry)

@@ -106,6 +106,10 @@ class _Backward:
         aligned = spec.aligned and all(is_aligned(x) for x in strided)
         self.spec = backward_spec(
             replace(spec, aligned=aligned),
+            call.values,
+            (q.shape[2], call.k.shape[2]),
+            given=call.block_map is not None,
+            wanted=dict(call.options).get("blocks"),
             has_grad_lse=grad_lse is not None,
             slots=self.slots,
             deterministic=call.deterministic and bool(self.slots),
@@ -190,7 +194,7 @@ class _Backward:
                     dtype=torch.int64 if exact else torch.float32,
                     device=k.device,
                 )
-        self._walk(kernel, tensors, numbers, by_keys=True)
+        self._walk(Entry.KV, kernel, tensors, numbers)
         self._launch(kernel, tiles * kv_heads * batch * parts, tensors, numbers)
         if parts > 1:
             self.tensors[Source.GRAD_K].copy_(tensors[Source.GRAD_K_PARTS].sum(2))
@@ -201,21 +205,22 @@ class _Backward:
         batch, heads, q_len, _ = self.call.q.shape
         tensors: dict[Source, torch.Tensor] = {}
         numbers: dict[Source, int | float] = {}
-        self._walk(kernel, tensors, numbers, by_keys=False)
+        self._walk(Entry.Q, kernel, tensors, numbers)
         self._launch(kernel, -(-q_len // kernel.block_q) * heads * batch, tensors, numbers)
 
     def _walk(
         self,
+        entry: Entry,
         kernel: Runnable,
         tensors: dict[Source, torch.Tensor],
         numbers: dict[Source, int | float],
-        *,
-        by_keys: bool,
     ) -> None:
-        """Add the block map that the kernel walks, by rows of queries or of keys."""
-        if self.spec.forward.blocks is Blocks.ALL:
+        """Add the block map that the kernel walks, if it does, by rows of queries or of keys."""
+        if self.spec.blocks(entry) is not Blocks.MAP:
             return
-        map_tensors, map_numbers = map_operands(self.call, kernel.block_q, kernel.block_kv, by_keys=by_keys)
+        map_tensors, map_numbers = map_operands(
+            self.call, kernel.block_q, kernel.block_kv, by_keys=entry.axes.by_keys
+        )
         tensors.update(map_tensors)
         numbers.update(map_numbers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flexc.ir.build import cast
+from flexc.ir.build import cast, input_
 from flexc.ir.expr import Expr, rebuild, with_args
 from flexc.ir.ops import Input, Op
 
@@ -21,6 +21,19 @@ def substitute(root: Expr, table: Mapping[Input, Expr]) -> Expr:
         return with_args(node, args)
 
     return rebuild(root, replace)
+
+
+_EXCHANGED = {
+    Input.Q_IDX: Input.KV_IDX,
+    Input.KV_IDX: Input.Q_IDX,
+    Input.Q_LEN: Input.KV_LEN,
+    Input.KV_LEN: Input.Q_LEN,
+}
+
+
+def transposed(root: Expr) -> Expr:
+    """`root` with queries and keys exchanged: of a mask, the one whose rows are keys."""
+    return substitute(root, {one: input_(other) for one, other in _EXCHANGED.items()})
 
 
 def renumber(root: Expr, offset: int) -> Expr:

@@ -88,7 +88,8 @@ def generate_backward(
     """The generated files of a backward, with gradients of all floating captured tensors."""
     spec = spec_for(mask, score, **facts)
     slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float)
-    backward = backward_spec(spec, has_grad_lse=True, slots=slots, deterministic=deterministic)
+    values = resolve(score, mask)[1]
+    backward = backward_spec(spec, values, None, has_grad_lse=True, slots=slots, deterministic=deterministic)
     sources = resolve(score, mask)[0].sources
     return [lower_backward(backward, e, TARGETS[target], sources=sources).source for e in Entry]
 

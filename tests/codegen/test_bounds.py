@@ -12,6 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flexc import masks
+from flexc.codegen.backward_plan import lower_backward
+from flexc.codegen.backward_spec import BackwardSpec, backward_spec
+from flexc.codegen.backward_spec import Entry as Part
 from flexc.codegen.blocks import exact_ranges
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
@@ -22,6 +25,7 @@ from flexc.ir.graph import Capture
 from flexc.ir.ops import Input
 from flexc.ir.simplify import simplify
 from flexc.ir.spec import Blocks
+from flexc.ir.substitute import transposed
 from flexc.ir.types import Storage
 from flexc.resolve import resolve
 from tests.codegen.generate import generate, spec_for_graphs
@@ -41,6 +45,15 @@ def _kernel(mask: Expr, captures: tuple[Capture, ...], options: dict[str, Any] =
     return lower(spec, TARGETS["sm80"], options=options)
 
 
+def _kernel_by_keys(mask: Expr, captures: tuple[Capture, ...]) -> GeneratedKernel:
+    """The backward's kernel that keeps keys."""
+    spec = spec_for_graphs(
+        mask=simplify(mask), captures=captures, head_dim=16, storage=Storage.FP16, blocks=Blocks.MAP
+    )
+    options = {f"backward_{name}": value for name, value in TILES.items()}
+    return lower_backward(BackwardSpec(spec, Blocks.RANGES), Part.KV, TARGETS["sm80"], options=options)
+
+
 def _dense(mask: Expr, values: Sequence[Any], lengths: Lengths, heads: int = HEADS) -> np.ndarray:
     axes = {Input.B: BATCH, Input.H: heads, Input.Q_IDX: lengths[0], Input.KV_IDX: lengths[1]}
     inputs: dict[Input, Any] = {
@@ -54,31 +67,42 @@ def _dense(mask: Expr, values: Sequence[Any], lengths: Lengths, heads: int = HEA
 
 
 def _check(
-    mask: Expr, kernel: GeneratedKernel, values: Sequence[Any], lengths: Lengths, heads: int = HEADS
+    mask: Expr,
+    kernel: GeneratedKernel,
+    values: Sequence[Any],
+    lengths: Lengths,
+    heads: int = HEADS,
+    *,
+    by_keys: bool = False,
 ) -> tuple[int, int, int]:
     """Every visible key is visited once, in order, and no unmasked tile hides a key.
 
     Returns the numbers of tiles visited that no row sees (though the rows see others), of full tiles to which
-    the mask is applied, and of all that were visited.
+    the mask is applied, and of all that were visited. With `by_keys`, rows and keys are exchanged.
     """
-    block_q, block_kv = kernel.plan.tiles.block_q, kernel.plan.tiles.block_kv
+    kept, block = kernel.plan.tiles.block_q, kernel.plan.tiles.block_kv
     dense = _dense(mask, values, lengths, heads)
+    if by_keys:
+        kept, block, dense = block, kept, dense.swapaxes(2, 3)
     idle = needless = total = 0
-    found = visits(kernel, values, q_len=lengths[0], kv_len=lengths[1], batch=BATCH, heads=heads)
-    for (b, h, q_start), steps in found.items():
-        rows = dense[b, h, q_start : q_start + block_q]
-        starts = [step.kv_start for step in steps]
+    found = visits(
+        kernel, values, q_len=lengths[0], kv_len=lengths[1], batch=BATCH, heads=heads, by_keys=by_keys
+    )
+    assert found
+    for (b, h, first), steps in found.items():
+        rows = dense[b, h, first : first + kept]
+        starts = [step.start for step in steps]
         assert starts == sorted(set(starts))
-        seen = np.zeros(lengths[1], bool)
+        seen = np.zeros(rows.shape[1], bool)
         for step in steps:
-            assert step.kv_start % block_kv == 0
-            tile = rows[:, step.kv_start : step.kv_start + block_kv]
-            full = tile.shape[1] == block_kv and tile.all()
+            assert step.start % block == 0
+            tile = rows[:, step.start : step.start + block]
+            full = tile.shape[1] == block and tile.all()
             assert step.masked or full
             idle += not tile.any() and bool(rows.any())
             needless += bool(step.masked and full)
-            seen[step.kv_start : step.kv_start + block_kv] = True
-        assert not rows[:, ~seen].any(), (b, h, q_start, starts)
+            seen[step.start : step.start + block] = True
+        assert not rows[:, ~seen].any(), (b, h, first, starts)
         total += len(steps)
     return idle, needless, total
 
@@ -111,6 +135,24 @@ def test_any_closed_form(mask: Expr, seed: int, lengths: Lengths) -> None:
     assume(ranges is not None and ranges.holds(values, *lengths))
     tensors = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
     _check(mask, _kernel(mask, FAMILY), tensors, lengths)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    mask=family._family(),
+    seed=st.integers(0, 5),
+    lengths=st.tuples(st.integers(1, 50), st.integers(1, 70)),
+)
+def test_any_closed_form_by_keys(mask: Expr, seed: int, lengths: Lengths) -> None:
+    mask = simplify(mask)
+    values = family.family_values(seed)
+    ranges = exact_ranges(mask)
+    assume(ranges is not None and ranges.holds(values, *lengths))
+    tensors = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
+    of_keys = simplify(transposed(mask))
+    assume(exact_ranges(transposed(of_keys)) is not None)
+    kernel = _kernel_by_keys(of_keys, FAMILY)
+    _check(of_keys, kernel, tensors, (lengths[1], lengths[0]), by_keys=True)
 
 
 MASKED = [
@@ -177,6 +219,26 @@ def test_no_tile_is_visited_in_vain(name: str, lengths: Lengths) -> None:
     assert idle == 0 or lengths[0] > lengths[1]
     # Where two ranges make up a tile between them, or one follows the other inside a tile, neither knows.
     assert needless == 0 or "_" in name or name == "crossing", (needless, total)
+
+
+BY_KEYS_TOO = [name for name in TIGHT if "documents" not in name]
+
+
+@pytest.mark.parametrize("lengths", [(107, 107), (50, 107), (107, 50), (1, 107), (96, 96)])
+@pytest.mark.parametrize("name", BY_KEYS_TOO)
+def test_the_rows_that_see_a_key(name: str, lengths: Lengths) -> None:
+    mask, captures, values = _of(TIGHT[name])
+    _check(mask, _kernel_by_keys(mask, captures), values, lengths, by_keys=True)
+
+
+def test_each_kernel_of_a_backward_finds_its_tiles_by_itself() -> None:
+    for name, by_keys in (("causal", Blocks.RANGES), ("documents", Blocks.MAP), ("chunked", Blocks.RANGES)):
+        mask, captures, values = _of(TIGHT[name])
+        spec = spec_for_graphs(mask=mask, captures=captures, blocks=Blocks.RANGES)
+        backward = backward_spec(spec, values, (107, 107))
+        assert (backward.blocks(Part.Q), backward.blocks(Part.KV)) == (Blocks.RANGES, by_keys), name
+        assert backward_spec(spec, values, (107, 107), given=True).blocks(Part.KV) is Blocks.MAP
+        assert backward_spec(spec, values, (107, 107), wanted="map").blocks(Part.KV) is Blocks.MAP
 
 
 def test_other_tiles() -> None:

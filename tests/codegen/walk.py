@@ -1,7 +1,7 @@
 """Which tiles a generated kernel visits: its own statements, run in Python with the arithmetic taken out.
 
-The kernel's function is cut to what its loops depend on, the body of a kv loop becomes a record of the tile,
-and `tl` is torch on the CPU. So what runs is the text that a GPU gets.
+The kernel's function is cut to what its loops depend on, the body of its inner loop becomes a record of the
+tile, and `tl` is torch on the CPU. So what runs is the text that a GPU gets.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.module import GeneratedKernel
 
 Value = torch.Tensor | int | float | bool
-_NUMBERS = {"q_tile", "k_tile", "v_tile", "q", "acc", "row_max", "row_sum", "to_log2", "sink", "score_scale"}
+_NUMBERS = {
+    "q_tile", "k_tile", "v_tile", "q", "k", "v", "acc", "row_max", "row_sum", "to_log2", "sink",
+    "score_scale", "dk", "dv", "dout", "dout_tile", "row_at", "padded_len", "strange",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One step of a kernel: the first key of the tile, and whether the mask is applied to it."""
+    """One step of a kernel: where the tile begins that it walks to, and whether the mask is applied to it."""
 
-    kv_start: int
+    start: int
     masked: bool
 
 
@@ -77,31 +80,40 @@ def visits(
     kv_len: int,
     batch: int,
     heads: int,
+    by_keys: bool = False,
 ) -> dict[tuple[int, int, int], list[Visit]]:
-    """The steps of every program, by (b, h, q_start)."""
-    code = compile(_cut(kernel), "kernel", "exec")
+    """The steps of every program, by (b, h, where the tile begins that it keeps): of queries, or of keys."""
+    kept, walked = ("kv", "q") if by_keys else ("q", "kv")
+    code = compile(_cut(kernel, f"{walked}_start"), "kernel", "exec")
     found = {}
-    q_tiles = -(-q_len // kernel.plan.tiles.block_q)
-    for pid in range(q_tiles * batch * heads):
+    tiles = kernel.plan.tiles
+    count = -(-kv_len // tiles.block_kv) if by_keys else -(-q_len // tiles.block_q)
+    for pid in range(count * batch * heads):
         steps: list[Visit] = []
         scope = _scope(kernel, values, q_len, kv_len, heads)
         scope["tl"] = SimpleNamespace(**{**vars(_TL), "program_id": lambda axis, pid=pid: torch.tensor(pid)})
-        scope["record"] = lambda kv_start, masked, steps=steps: steps.append(Visit(kv_start, bool(masked)))
+        scope["record"] = lambda start, masked, steps=steps: steps.append(Visit(start, bool(masked)))
         exec(code, scope)
-        found[int(scope["b"]), int(scope["h"]), int(scope["q_start"])] = steps
+        found[int(scope["b"]), int(scope["h"]), int(scope[f"{kept}_start"])] = steps
     return found
 
 
-def _cut(kernel: GeneratedKernel) -> ast.Module:
-    """The statements of the entry up to the end of its loops, for one program."""
+def _cut(kernel: GeneratedKernel, start: str) -> ast.Module:
+    """The statements of the entry up to the end of its loops over `start`, for one program."""
     functions = {n.name: n for n in ast.parse(kernel.source).body if isinstance(n, ast.FunctionDef)}
     kept: list[ast.stmt] = []
     for statement in functions[kernel.entry].body[1:]:
         if isinstance(statement, ast.If):  # NaN came out: not here
             break
-        if not (isinstance(statement, ast.Assign) and _target(statement) in _NUMBERS):
-            kept.append(_Record().visit(statement))
+        if not _is_arithmetic(statement):
+            kept.append(_Record(start).visit(statement))
     return ast.fix_missing_locations(ast.Module(kept, []))
+
+
+def _is_arithmetic(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.target, ast.Name) and statement.target.id in _NUMBERS
+    return isinstance(statement, ast.Assign) and _target(statement) in _NUMBERS
 
 
 def _target(statement: ast.Assign) -> str:
@@ -111,15 +123,19 @@ def _target(statement: ast.Assign) -> str:
 
 
 class _Record(ast.NodeTransformer):
-    """Replaces the body of a kv loop by a call of `record`."""
+    """Replaces the body of a loop over `start` by a call of `record`."""
+
+    def __init__(self, start: str) -> None:
+        self.start = start
 
     def visit_For(self, node: ast.For) -> ast.For:
         assert isinstance(node.target, ast.Name)
-        if node.target.id != "kv_start":
+        if node.target.id != self.start:
+            node.body = [s for s in node.body if not _is_arithmetic(s)]
             self.generic_visit(node)
             return node
         (test,) = [ast.unparse(s.test) for s in node.body if isinstance(s, ast.If)]
-        node.body = ast.parse(f"record(kv_start, {test})").body
+        node.body = ast.parse(f"record({self.start}, {test})").body
         return node
 
 
@@ -136,6 +152,7 @@ def _scope(
         "kv_len": torch.tensor(kv_len, dtype=torch.int32),
         "q_heads": heads,
         "group": 1,
+        "heads_per_program": 1,
         "floor_div": lambda a, b: torch.as_tensor(a) // b,
         "floor_mod": lambda a, b: torch.as_tensor(a) % b,
         "range": lambda *bounds: range(*(int(x) for x in bounds)),

@@ -105,12 +105,6 @@ def attention_backward_kv(
     dv_ptr,
     dk_parts_ptr,
     dv_parts_ptr,
-    map_offsets_ptr,
-    map_stretches_ptr,
-    map_stride_b,
-    map_stride_h,
-    map_block_q,
-    map_block_kv,
     q_stride_b,
     q_stride_h,
     q_stride_s,
@@ -150,6 +144,7 @@ def attention_backward_kv(
     kv_h = head // parts % kv_heads
     b = head // parts // kv_heads
     first_head = kv_h * group + part * heads_per_program
+    # The first keys come first, which have most to visit.
     kv_start = pid % kv_tiles * BLOCK_KV
 
     padded_len = tl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
@@ -174,30 +169,30 @@ def attention_backward_kv(
         dout_tile = dout_ptr + b * dout_stride_b + h * dout_stride_h
         dout_tile += row_offsets[:, None] * dout_stride_s + dims_v[None, :]
         row_at = (b * q_heads + h).to(tl.int64) * padded_len
-        map_row = map_offsets_ptr + b * map_stride_b + h * map_stride_h + kv_start // map_block_q
-        for stretch in range(tl.load(map_row), tl.load(map_row + 1)):
-            at = map_stretches_ptr + stretch * 4
-            q_first = tl.load(at) * map_block_kv
-            full_first = tl.load(at + 1) * map_block_kv
-            full_end = tl.load(at + 2) * map_block_kv
-            q_end = tl.minimum(tl.load(at + 3) * map_block_kv, q_len)
-            for q_start in range(q_first, q_end, BLOCK_Q):
-                rows = q_start + tl.arange(0, BLOCK_Q)
-                in_rows = rows < q_len
-                q = tl.load(q_tile + q_start * q_stride_s, mask=in_rows[:, None], other=0.0)
-                shift = tl.load(shift_ptr + row_at + rows)
-                score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                q_idx = tl.minimum(rows, q_len - 1)[None, :]
-                if (q_start < full_first) | (q_start >= full_end):
-                    allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
-                    score = tl.where(allowed, score, float("-inf"))
-                p = tl.exp2(score * to_log2 - shift[None, :])
-                dout = tl.load(dout_tile + q_start * dout_stride_s, mask=in_rows[:, None], other=0.0)
-                dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-                delta = tl.load(delta_ptr + row_at + rows)
-                dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-                grad = p * (dp - delta[None, :])
-                dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
+        # A key is seen by rows kv_idx <= q_idx < q_len. These keys visit q_first to q_end; from full_first to
+        # full_end every row sees all of them, so that no mask applies.
+        kv_last = tl.minimum(kv_start + BLOCK_KV, kv_len) - 1
+        q_first = kv_start // BLOCK_Q * BLOCK_Q
+        full_first = kv_last
+        full_end = q_len // BLOCK_Q * BLOCK_Q
+        q_end = q_len
+        for q_start in range(q_first, q_end, BLOCK_Q):
+            rows = q_start + tl.arange(0, BLOCK_Q)
+            in_rows = rows < q_len
+            q = tl.load(q_tile + q_start * q_stride_s, mask=in_rows[:, None], other=0.0)
+            shift = tl.load(shift_ptr + row_at + rows)
+            score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            q_idx = tl.minimum(rows, q_len - 1)[None, :]
+            if (q_start < full_first) | (q_start >= full_end):
+                allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
+                score = tl.where(allowed, score, float("-inf"))
+            p = tl.exp2(score * to_log2 - shift[None, :])
+            dout = tl.load(dout_tile + q_start * dout_stride_s, mask=in_rows[:, None], other=0.0)
+            dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+            delta = tl.load(delta_ptr + row_at + rows)
+            dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+            grad = p * (dp - delta[None, :])
+            dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
 
     # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
     # repaired, not prevented: if a NaN came out, these keys are computed again with the unseen left out.
@@ -213,33 +208,33 @@ def attention_backward_kv(
             dout_tile = dout_ptr + b * dout_stride_b + h * dout_stride_h
             dout_tile += row_offsets[:, None] * dout_stride_s + dims_v[None, :]
             row_at = (b * q_heads + h).to(tl.int64) * padded_len
-            map_row = map_offsets_ptr + b * map_stride_b + h * map_stride_h + kv_start // map_block_q
-            for stretch in range(tl.load(map_row), tl.load(map_row + 1)):
-                at = map_stretches_ptr + stretch * 4
-                q_first = tl.load(at) * map_block_kv
-                full_first = tl.load(at + 1) * map_block_kv
-                full_end = tl.load(at + 2) * map_block_kv
-                q_end = tl.minimum(tl.load(at + 3) * map_block_kv, q_len)
-                for q_start in tl.range(q_first, q_end, BLOCK_Q, num_stages=1):
-                    rows = q_start + tl.arange(0, BLOCK_Q)
-                    in_rows = rows < q_len
-                    q = tl.load(q_tile + q_start * q_stride_s, mask=in_rows[:, None], other=0.0)
-                    shift = tl.load(shift_ptr + row_at + rows)
-                    q = tl.where((shift != float("inf"))[:, None], q, 0.0)
-                    score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                    q_idx = tl.minimum(rows, q_len - 1)[None, :]
-                    if (q_start < full_first) | (q_start >= full_end):
-                        allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
-                        score = tl.where(allowed, score, float("-inf"))
-                    p = tl.exp2(score * to_log2 - shift[None, :])
-                    dout = tl.load(dout_tile + q_start * dout_stride_s, mask=in_rows[:, None], other=0.0)
-                    dout = tl.where((shift != float("inf"))[:, None], dout, 0.0)
-                    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-                    delta = tl.load(delta_ptr + row_at + rows)
-                    dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-                    grad = p * (dp - delta[None, :])
-                    grad = tl.where(p == 0.0, 0.0, grad)
-                    dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
+            # A key is seen by rows kv_idx <= q_idx < q_len. These keys visit q_first to q_end; from full_first to
+            # full_end every row sees all of them, so that no mask applies.
+            kv_last = tl.minimum(kv_start + BLOCK_KV, kv_len) - 1
+            q_first = kv_start // BLOCK_Q * BLOCK_Q
+            full_first = kv_last
+            full_end = q_len // BLOCK_Q * BLOCK_Q
+            q_end = q_len
+            for q_start in tl.range(q_first, q_end, BLOCK_Q, num_stages=1):
+                rows = q_start + tl.arange(0, BLOCK_Q)
+                in_rows = rows < q_len
+                q = tl.load(q_tile + q_start * q_stride_s, mask=in_rows[:, None], other=0.0)
+                shift = tl.load(shift_ptr + row_at + rows)
+                q = tl.where((shift != float("inf"))[:, None], q, 0.0)
+                score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                q_idx = tl.minimum(rows, q_len - 1)[None, :]
+                if (q_start < full_first) | (q_start >= full_end):
+                    allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
+                    score = tl.where(allowed, score, float("-inf"))
+                p = tl.exp2(score * to_log2 - shift[None, :])
+                dout = tl.load(dout_tile + q_start * dout_stride_s, mask=in_rows[:, None], other=0.0)
+                dout = tl.where((shift != float("inf"))[:, None], dout, 0.0)
+                dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+                delta = tl.load(delta_ptr + row_at + rows)
+                dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+                grad = p * (dp - delta[None, :])
+                grad = tl.where(p == 0.0, 0.0, grad)
+                dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
 
     dk *= scale
     if parts == 1:
@@ -299,12 +294,6 @@ def attention_backward_q(
     delta_ptr,
     shift_ptr,
     dq_ptr,
-    map_offsets_ptr,
-    map_stretches_ptr,
-    map_stride_b,
-    map_stride_h,
-    map_block_q,
-    map_block_kv,
     q_stride_b,
     q_stride_h,
     q_stride_s,
@@ -327,7 +316,7 @@ def attention_backward_q(
     scale,
 ):
     """One program computes the gradient of BLOCK_Q query rows of one head, over the keys they may see."""
-    # As in the forward: neighbours share K and V, and the last rows come first.
+    # As in the forward: neighbours share K and V. The last rows come first, which have most to visit.
     q_tiles = tl.cdiv(q_len, BLOCK_Q)
     pid = tl.program_id(0)
     b = pid // q_tiles // q_heads
@@ -356,54 +345,45 @@ def attention_backward_q(
     q_idx = tl.minimum(rows, q_len - 1)[:, None]
     to_log2 = scale * LOG2E
     dq = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
-    map_row = map_offsets_ptr + b * map_stride_b + h * map_stride_h + q_start // map_block_q
-    first_stretch = tl.load(map_row)
-    end_stretch = tl.load(map_row + 1)
-    for stretch in range(first_stretch, end_stretch):
-        at = map_stretches_ptr + stretch * 4
-        kv_first = tl.load(at) * map_block_kv
-        full_first = tl.load(at + 1) * map_block_kv
-        full_end = tl.load(at + 2) * map_block_kv
-        kv_end = tl.minimum(tl.load(at + 3) * map_block_kv, kv_len)
-        for kv_start in range(kv_first, kv_end, BLOCK_KV):
-            in_columns = kv_start + columns < kv_len
-            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_columns[None, :], other=0.0)
-            v = tl.load(v_tile + kv_start * v_stride_s, mask=in_columns[None, :], other=0.0)
-            score = tl.dot(q, k, input_precision=PRECISION)
-            kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-            if (kv_start < full_first) | (kv_start >= full_end):
-                allowed = in_columns[None, :] & mask_mod(q_idx, kv_idx)
-                score = tl.where(allowed, score, float("-inf"))
-            p = tl.exp2(score * to_log2 - shift[:, None])
-            dp = tl.dot(dout, v, input_precision=PRECISION)
-            grad = p * (dp - delta[:, None])
-            dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
+    # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
+    # of them see every key, so that no mask applies.
+    q_last = tl.minimum(q_start + BLOCK_Q, q_len) - 1
+    kv_first = 0
+    full_end = tl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
+    kv_end = tl.minimum(q_last + 1, kv_len)
+    for kv_start in range(kv_first, kv_end, BLOCK_KV):
+        in_columns = kv_start + columns < kv_len
+        k = tl.load(k_tile + kv_start * k_stride_s, mask=in_columns[None, :], other=0.0)
+        v = tl.load(v_tile + kv_start * v_stride_s, mask=in_columns[None, :], other=0.0)
+        score = tl.dot(q, k, input_precision=PRECISION)
+        kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
+        if kv_start >= full_end:
+            allowed = in_columns[None, :] & mask_mod(q_idx, kv_idx)
+            score = tl.where(allowed, score, float("-inf"))
+        p = tl.exp2(score * to_log2 - shift[:, None])
+        dp = tl.dot(dout, v, input_precision=PRECISION)
+        grad = p * (dp - delta[:, None])
+        dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
 
     # Keys and values that no row sees may hold NaN or Inf: if a NaN came out, these rows are computed again with
     # the unseen left out.
     if tl.sum(tl.sum((dq != dq).to(tl.int32), 1), 0) > 0:  # noqa: PLR0124
         dq = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
-        for stretch in range(first_stretch, end_stretch):
-            at = map_stretches_ptr + stretch * 4
-            kv_first = tl.load(at) * map_block_kv
-            full_first = tl.load(at + 1) * map_block_kv
-            full_end = tl.load(at + 2) * map_block_kv
-            kv_end = tl.minimum(tl.load(at + 3) * map_block_kv, kv_len)
-            for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
-                in_columns = kv_start + columns < kv_len
-                k = tl.load(k_tile + kv_start * k_stride_s, mask=in_columns[None, :], other=0.0)
-                v = tl.load(v_tile + kv_start * v_stride_s, mask=in_columns[None, :], other=0.0)
-                score = tl.dot(q, k, input_precision=PRECISION)
-                kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-                if (kv_start < full_first) | (kv_start >= full_end):
-                    allowed = in_columns[None, :] & mask_mod(q_idx, kv_idx)
-                    score = tl.where(allowed, score, float("-inf"))
-                p = tl.exp2(score * to_log2 - shift[:, None])
-                dp = tl.dot(dout, v, input_precision=PRECISION)
-                grad = p * (dp - delta[:, None])
-                grad = tl.where(p == 0.0, 0.0, grad)
-                k = tl.where((tl.max(p, 0) > 0.0)[None, :], k, 0.0)
-                dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
+        for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
+            in_columns = kv_start + columns < kv_len
+            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_columns[None, :], other=0.0)
+            v = tl.load(v_tile + kv_start * v_stride_s, mask=in_columns[None, :], other=0.0)
+            score = tl.dot(q, k, input_precision=PRECISION)
+            kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
+            if kv_start >= full_end:
+                allowed = in_columns[None, :] & mask_mod(q_idx, kv_idx)
+                score = tl.where(allowed, score, float("-inf"))
+            p = tl.exp2(score * to_log2 - shift[:, None])
+            dp = tl.dot(dout, v, input_precision=PRECISION)
+            grad = p * (dp - delta[:, None])
+            grad = tl.where(p == 0.0, 0.0, grad)
+            k = tl.where((tl.max(p, 0) > 0.0)[None, :], k, 0.0)
+            dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
 
     dq *= scale
     dq_tile = dq_ptr + b * dq_stride_b + h * dq_stride_h + rows[:, None] * dq_stride_s + dims[None, :]

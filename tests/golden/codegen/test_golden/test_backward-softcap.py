@@ -159,6 +159,7 @@ def attention_backward_kv(
     kv_h = head // parts % kv_heads
     b = head // parts // kv_heads
     first_head = kv_h * group + part * heads_per_program
+    # The first keys come first, which have most to visit.
     kv_start = pid % kv_tiles * BLOCK_KV
 
     padded_len = tl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
@@ -297,7 +298,7 @@ def attention_backward_q(
     scale,
 ):
     """One program computes the gradient of BLOCK_Q query rows of one head, over the keys they may see."""
-    # As in the forward: neighbours share K and V, and the last rows come first.
+    # As in the forward: neighbours share K and V. The last rows come first, which have most to visit.
     q_tiles = tl.cdiv(q_len, BLOCK_Q)
     pid = tl.program_id(0)
     b = pid // q_tiles // q_heads
