@@ -50,7 +50,10 @@ ALL_NAMES = RESERVED | frozenset({
     "q_near", "kv_near", "again", "again_max", "again_sum", "seen", "keep", "inside", "layout", "dim",
     "counter_ptr", "taken", "tile_smem", "tile_ready", "tile_free", "one_layout", "score_layout",
     "acc_layout", "p_layout", "row_layout", "acc_row_layout", "column_layout", "left_layout", "right_layout",
+    "q_tail", "out_tail", "p_tail", "acc_tail", "again_tail", "acc_tail_layout", "acc_tail_row_layout",
+    "p_tail_layout", "TAIL_DIM", "TAIL_DIM_V",
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
+    *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
     *NAMES,
 })  # fmt: skip
 _WIDTH = 88
@@ -104,6 +107,10 @@ class _Forward:
     """What the weights of a row add up to: of those that dropout keeps, less are left."""
     rescue_nan: bool
     out_through_q: bool
+    tail: str
+    """Where the second part of the head dimension begins; empty where there is none."""
+    tail_v: str
+    buffers: str
     consumers: tuple[int, ...]
     worker_warps: tuple[int, ...]
     worker_registers: tuple[int, ...]
@@ -124,22 +131,24 @@ def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ..
     A descriptor's type says its block: batch, head, rows, columns. Its value is made from the tensor.
     """
     keys = plan.tiles.block_kv
-    blocks = (
-        ("q_desc", Source.Q_DESCRIPTOR, ROWS, plan.padded_dim, spec.head_dim),
-        ("k_desc", Source.K_DESCRIPTOR, keys, plan.padded_dim, spec.head_dim),
-        ("v_desc", Source.V_DESCRIPTOR, keys, plan.padded_dim_v, spec.head_dim_v),
-        ("out_desc", Source.OUT_DESCRIPTOR, ROWS, plan.padded_dim_v, spec.head_dim_v),
+    dims, dims_v = (
+        (spec.head_dim, plan.padded_dim, plan.tails[0]),
+        (spec.head_dim_v, plan.padded_dim_v, plan.tails[1]),
     )
-    layout = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
-    descriptors = [
-        Argument(
-            name,
-            f"tensordesc<{spec.q_storage.value}[1, 1, {rows}, {columns}],{layout}>",
-            source,
-            dimension=dim,
-        )
-        for name, source, rows, columns, dim in blocks
-    ]
+    tensors = (
+        ("q", Source.Q_DESCRIPTOR, ROWS, dims),
+        ("k", Source.K_DESCRIPTOR, keys, dims),
+        ("v", Source.V_DESCRIPTOR, keys, dims_v),
+        ("out", Source.OUT_DESCRIPTOR, ROWS, dims_v),
+    )
+    descriptors = []
+    for name, source, rows, (dim, whole, tail) in tensors:
+        for part, columns in ((f"{name}_desc", whole - tail), (f"{name}_tail_desc", tail)):
+            if columns:
+                block = f"{spec.q_storage.value}[1, 1, {rows}, {columns}]"
+                descriptors.append(
+                    Argument(part, f"tensordesc<{block},{_layout(columns)}>", source, dimension=dim)
+                )
     ranges = ranges_of(spec)
     return (
         *forward_arguments(spec, names, [] if ranges is None else range_roots(ranges)),
@@ -147,6 +156,11 @@ def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ..
         Argument("counter_ptr", "*i32", Source.COUNTER),
         *descriptors,
     )
+
+
+def _layout(columns: int) -> str:
+    """Of a block in shared memory: rows are swizzled in up to 128 bytes."""
+    return f"NVMMASharedLayout(swizzle_byte_width={min(128, 2 * columns)}, element_bitwidth=16, rank=2)"
 
 
 def _view(
@@ -213,10 +227,21 @@ def _view(
         whole="survivors_weight" if spec.dropout else "1.0",
         rescue_nan=plan.rescue_nan,
         out_through_q=plan.out_through_q,
+        tail="PADDED_DIM" if plan.tails[0] else "",
+        tail_v="PADDED_DIM_V" if plan.tails[1] else "",
+        buffers=_buffers(plan),
         consumers=tuple(range(plan.consumers)),
         worker_warps=(4,) * (plan.consumers - 1) + (1,),
         worker_registers=(plan.registers[0],) * (plan.consumers - 1) + (plan.registers[1],),
     )
+
+
+def _buffers(plan: HopperPlan) -> str:
+    """The names of those that loads fill."""
+    tails = (["q_tail_smem", "k_tail_smem"] if plan.tails[0] else []) + (
+        ["v_tail_smem"] if plan.tails[1] else []
+    )
+    return ", ".join(["q_smem", "k_smem", "v_smem", *tails])
 
 
 def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset[Expr]]:
@@ -299,8 +324,8 @@ def _constants(spec: AttentionSpec, plan: HopperPlan) -> tuple[Constant, ...]:
         Constant("ROWS", ROWS, "query rows of each"),
         Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
         Constant("STAGES", tiles.num_stages, "tiles of keys, and of values, that shared memory holds"),
-        Constant("PADDED_DIM", plan.padded_dim, "head dimension of q and k, to a power of two"),
-        Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+        *_dims("DIM", "q and k", plan.padded_dim, plan.tails[0]),
+        *_dims("DIM_V", "v", plan.padded_dim_v, plan.tails[1]),
         Constant("Q_BYTES", ROWS * plan.padded_dim * 2, "of one warpgroup's rows"),
         Constant("K_BYTES", tiles.block_kv * plan.padded_dim * 2, "of a tile of keys"),
         Constant("V_BYTES", tiles.block_kv * plan.padded_dim_v * 2, "of a tile of values"),
@@ -318,3 +343,13 @@ def _constants(spec: AttentionSpec, plan: HopperPlan) -> tuple[Constant, ...]:
     if spec.return_lse:
         constants.append(Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))
     return tuple(constants)
+
+
+def _dims(name: str, of: str, dim: int, tail: int) -> tuple[Constant, ...]:
+    """The head dimension in its parts."""
+    if not tail:
+        return (Constant(f"PADDED_{name}", dim, f"head dimension of {of}, to a power of two"),)
+    return (
+        Constant(f"PADDED_{name}", dim - tail, f"first part of the head dimension of {of}"),
+        Constant(f"TAIL_{name}", tail, "the other part, to a power of two"),
+    )

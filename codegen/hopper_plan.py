@@ -29,6 +29,8 @@ class HopperPlan(KernelPlan):
     consumers: int
     registers: tuple[int, int]
     """A thread's registers in a consumer and in the producer."""
+    tails: tuple[int, int]
+    """The second part of the head dimension, of q and k and of v, where it is no power of two; or 0."""
     out_through_q: bool
     """The output leaves through the buffer of the query rows; it has none of its own."""
     shared: int
@@ -126,8 +128,22 @@ def make_hopper_plan(
 
 
 def padded(dim: int) -> int:
-    """A head dimension as TMA and wgmma handle it: rows of one or more 128-byte swizzles, a power of two."""
-    return max(64, 1 << (dim - 1).bit_length())
+    """A head dimension as TMA and wgmma handle it: the sum of its parts."""
+    return sum(parts(dim))
+
+
+def parts(dim: int) -> tuple[int, int]:
+    """A head dimension as one or two powers of two, which Triton's blocks are; the second may be 0.
+
+    The first fills rows of one or more 128-byte swizzles. 96 is 64 and 32, 192 is 128 and 64: as one block
+    they would cost a third more.
+    """
+    whole = max(64, 1 << (dim - 1).bit_length())
+    first = whole // 2
+    if first < 64:
+        return whole, 0
+    tail = max(16, 1 << (dim - first - 1).bit_length())
+    return (first, tail) if first + tail < whole else (whole, 0)
 
 
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
@@ -159,20 +175,22 @@ def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
         return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
     if tiles.num_stages < 2:
         return "loads need two stages to run ahead"
-    needed = shared_memory(spec, tiles)[0]
+    needed = shared_memory(spec, tiles, target)[0]
     if needed > target.shared_memory:
         return f"{needed} bytes of shared memory, {target.shared_memory} there"
     return None
 
 
-def shared_memory(spec: AttentionSpec, tiles: Tiles) -> tuple[int, bool]:
+def shared_memory(spec: AttentionSpec, tiles: Tiles, target: Target) -> tuple[int, bool]:
     """Bytes of shared memory, and whether the output has to share the buffer of the query rows."""
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-    rings = tiles.num_stages * tiles.block_kv * (dim + dim_v) * 2
-    q, out = tiles.block_q * dim * 2, tiles.block_q * dim_v * 2
     scratch = 4096  # barriers, reductions between warps, and what the warps of other roles are told
-    through_q = dim == dim_v == 256
-    return q + rings + scratch + (0 if through_q else out), through_q
+    fixed = tiles.block_q * dim * 2 + scratch
+    stage = tiles.block_kv * (dim + dim_v) * 2
+    out = tiles.block_q * dim_v * 2
+    fits = parts(spec.head_dim)[0] == dim_v
+    through_q = fits and fixed + 2 * stage + out > target.shared_memory
+    return fixed + tiles.num_stages * stage + (0 if through_q else out), through_q
 
 
 def _plan(
@@ -183,7 +201,7 @@ def _plan(
     skip: Mapping[Tiles, str],
 ) -> HopperPlan:
     consumers = tiles.block_q // ROWS
-    needed, through_q = shared_memory(spec, tiles)
+    needed, through_q = shared_memory(spec, tiles, target)
     tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
     before = "; ".join(f"{t.block_q}x{t.block_kv} had {why}" for t, why in skip.items())
@@ -192,6 +210,7 @@ def _plan(
         tiles=tiles,
         padded_dim=padded(spec.head_dim),
         padded_dim_v=padded(spec.head_dim_v),
+        tails=(parts(spec.head_dim)[1], parts(spec.head_dim_v)[1]),
         precision="ieee",
         fast_tanh=tanh,
         blocks=spec.blocks.value,

@@ -20,10 +20,10 @@ from flexc.lru import LRU
 SIZE = 128
 """Bytes of a descriptor; it lies at a multiple of 64."""
 RANK = 4
-# Of the driver's header: element types, no interleaving, swizzles of 128 bytes, L2 lines of 128 bytes.
+# Of the driver's header: element types, no interleaving, L2 lines of 128 bytes, swizzles by their bytes.
 _ELEMENT_TYPE = {"fp16": 6, "bf16": 9}
-_PLAIN, _SWIZZLE_128, _L2_128, _ZERO_FILL = 0, 3, 2, 0
-_SWIZZLE_BYTES = 128
+_PLAIN, _L2_128, _ZERO_FILL = 0, 2, 0
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 _ITEM = 2
 _ALIGNMENT = 64
 _FORMS = 256
@@ -107,11 +107,11 @@ def _encode(
 ) -> ctypes.Array[ctypes.c_char]:
     """The descriptor of a tensor (batch, heads, length, columns), of which blocks are copied."""
     *strides, length, batch, heads, group = facts
-    element, rows = _block(argument)
+    element, rows, swizzle = _block(argument)
     # The driver counts dimensions from the innermost. A dimension of length 1 may have any stride.
     lengths = (argument.dimension, length, heads // group if shares_heads else heads, batch)
     steps = [_ITEM * (s if n > 1 else 8) for s, n in zip(reversed(strides), lengths[1:], strict=True)]
-    box = (_SWIZZLE_BYTES // _ITEM, rows, 1, 1)
+    box = (swizzle // _ITEM, rows, 1, 1)
     room = ctypes.create_string_buffer(SIZE + _ALIGNMENT)
     status = driver.library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(_start(room)),
@@ -123,7 +123,7 @@ def _encode(
         (ctypes.c_uint32 * RANK)(*box),
         (ctypes.c_uint32 * RANK)(*(1,) * RANK),
         _PLAIN,
-        _SWIZZLE_128,
+        _SWIZZLES[swizzle],
         _L2_128,
         _ZERO_FILL,
     )
@@ -131,9 +131,9 @@ def _encode(
     return room
 
 
-def _block(argument: Argument) -> tuple[str, int]:
-    """Element type and rows of the block that a descriptor's type names."""
-    found = re.match(r"tensordesc<(\w+)\[1, 1, (\d+), \d+\]", argument.type)
+def _block(argument: Argument) -> tuple[str, int, int]:
+    """Element type, rows, and bytes of a swizzle, of the block that a descriptor's type names."""
+    found = re.match(r"tensordesc<(\w+)\[1, 1, (\d+), \d+\],.*swizzle_byte_width=(\d+)", argument.type)
     if found is None:
         raise AssertionError(f"{argument.name} has the type {argument.type}")
-    return found[1], int(found[2])
+    return found[1], int(found[2]), int(found[3])

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
         "has_sinks": True,
         "return_lse": True,
     },
+    "hopper_two_parts": {"design": Design.HOPPER, "mask": masks.causal, "head_dim": 192, "head_dim_v": 96},
     "hopper_dropout": {"design": Design.HOPPER, "mask": masks.causal, "dropout": True},
     "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }

@@ -81,7 +81,9 @@ def test_machine_code(name: str, head_dim: int) -> None:
     _check(_compile(name, head_dim))
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 128), (72, 72), (64, 128)])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(256, 256), (192, 128), (192, 192), (96, 96), (72, 72), (64, 128)]
+)
 def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
     kernel = _compile("causal", head_dim, head_dim_v=head_dim_v, dtype=torch.float16)
     # The output of the widest heads takes half of the registers: a few of the others spill.

@@ -61,7 +61,10 @@ def test_mods(name: str, dim: int) -> None:
     _check(q, k, v, mask_mod=case.mask, score_mod=case.score)
 
 
-@pytest.mark.parametrize(("dim", "dim_v"), [(40, 40), (96, 96), (192, 128), (256, 256), (64, 128), (128, 64)])
+@pytest.mark.parametrize(
+    ("dim", "dim_v"),
+    [(40, 40), (72, 80), (96, 96), (160, 96), (192, 128), (192, 192), (256, 256), (64, 128), (128, 64)],
+)
 def test_head_dims(dim: int, dim_v: int) -> None:
     for mask in (None, masks.causal):
         _check(*_qkv(700, 777, dim=dim, dim_v=dim_v, dtype=torch.float16), mask_mod=mask)
@@ -129,7 +132,7 @@ def test_backends_drop_the_same_weights(dim: int) -> None:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
 def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float, dim: int) -> None:
     q, k, v = _qkv(300, 333, dim=dim)
 

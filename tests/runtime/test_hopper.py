@@ -91,8 +91,8 @@ def test_bounds_that_one_warp_can_not_compute_come_from_a_map() -> None:
 
 @pytest.fixture(scope="module")
 def kernel() -> Kernel:
-    """A kernel of a head dimension that is padded."""
-    return flexc.compile(mask_mod=masks.causal, head_dim=96, return_lse=True, backend="hopper")
+    """A kernel of a head dimension in two parts, of which the second is padded."""
+    return flexc.compile(mask_mod=masks.causal, head_dim=88, return_lse=True, backend="hopper")
 
 
 def test_parameters_lie_where_the_kernel_reads_them(kernel: Kernel) -> None:
@@ -121,14 +121,15 @@ class _Driver:
     """A driver that only notes what descriptors it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+        self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]] = []
 
     def cuTensorMapEncodeTiled(
-        self, room: Any, kind: int, rank: int, address: Any, lengths: Any, strides: Any, box: Any, *rest: Any
-    ) -> int:
+        self, room: Any, kind: int, rank: int, address: Any, lengths: Any, strides: Any, box: Any,
+        steps: Any, interleave: int, swizzle: int, *rest: Any,
+    ) -> int:  # fmt: skip
         assert room.value % 64 == 0
         assert rank == 4
-        self.asked.append((address.value, tuple(lengths), tuple(strides), tuple(box)))
+        self.asked.append((address.value, tuple(lengths), tuple(strides), tuple(box), swizzle))
         ctypes.memset(room.value, len(self.asked), SIZE)
         return 0
 
@@ -164,15 +165,14 @@ def test_descriptors_say_where_a_tensor_lies(kernel: Kernel, asked: list[Any]) -
     values = [_value(a) for a in arguments if not is_descriptor(a)]
     maps = TensorMaps(arguments)
     first = maps.values(values)
-    assert [len(d) for d in first] == [SIZE] * 4
-    assert len(set(first)) == 4
-    keys, rows = kernel.artifact.block_kv, 64
-    bytes_of_strides = (192, 1024, 8192)
+    assert [len(d) for d in first] == [SIZE] * 8
+    assert len(set(first)) == 8
+    keys = kernel.artifact.block_kv
+    tensors = ((0x1000, 300, 8, 64), (0x2000, 700, 2, keys), (0x3000, 700, 2, keys), (0x4000, 300, 8, 64))
     assert asked == [
-        (0x1000, (96, 300, 8, 3), bytes_of_strides, (64, rows, 1, 1)),
-        (0x2000, (96, 700, 2, 3), bytes_of_strides, (64, keys, 1, 1)),
-        (0x3000, (96, 700, 2, 3), bytes_of_strides, (64, keys, 1, 1)),
-        (0x4000, (96, 300, 8, 3), bytes_of_strides, (64, rows, 1, 1)),
+        (address, (88, length, heads, 3), (192, 1024, 8192), (columns, rows, 1, 1), swizzle)
+        for address, length, heads, rows in tensors
+        for columns, swizzle in ((64, 3), (32, 2))
     ]
 
 
@@ -184,19 +184,19 @@ def test_descriptors_are_made_again_only_where_something_moved(kernel: Kernel, a
     scale = next(i for i, a in enumerate(arguments) if a.source is Source.SCALE)
     values[scale] = 2
     assert maps.values(values) == first
-    assert len(asked) == 4
+    assert len(asked) == 8
     out = next(i for i, a in enumerate(arguments) if a.source is Source.OUT)
     values[out] = 0x9000
     moved = maps.values(values)
-    assert moved[:3] == first[:3]
-    assert moved[3] == struct.pack("=Q", 0x9000) + first[3][8:]
+    assert moved[:6] == first[:6]
+    assert moved[6:] == tuple(struct.pack("=Q", 0x9000) + part[8:] for part in first[6:])
     values[out] = 0x4000
     assert maps.values(values) == first
-    assert len(asked) == 4
+    assert len(asked) == 8
     length = next(i for i, a in enumerate(arguments) if a.source is Source.KV_LEN)
     values[length] = 701
     maps.values(values)
-    assert len(asked) == 6
+    assert len(asked) == 12
 
 
 def test_a_dimension_of_length_1_may_have_any_stride(kernel: Kernel, asked: list[Any]) -> None:
@@ -208,4 +208,4 @@ def test_a_dimension_of_length_1_may_have_any_stride(kernel: Kernel, asked: list
         if not is_descriptor(a)
     ]
     TensorMaps(kernel.artifact.arguments).values(values)
-    assert {strides for _, _, strides, _ in asked} == {(192, 16, 16)}
+    assert {strides for _, _, strides, _, _ in asked} == {(192, 16, 16)}

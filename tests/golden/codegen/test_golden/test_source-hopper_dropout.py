@@ -108,7 +108,8 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
 
 @gluon.jit
 def load_tiles(
-    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -227,7 +228,7 @@ def attend_again(
 
     for kv_start in range(kv_first, kv_end, FEW_KEYS):
         score = zero
-        for dim in range(0, PADDED_DIM, FEW_DIMS):
+        for dim in range(0, HEAD_DIM, FEW_DIMS):
             q = fetch(
                 q_tile,
                 q_stride_s,
@@ -267,7 +268,8 @@ def attend_again(
 @gluon.jit
 def attend(
     which: gl.constexpr,
-    q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem, out_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -444,7 +446,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    0, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    0, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -455,7 +458,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    1, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    1, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -466,7 +470,8 @@ def attention_forward(
             (
                 load_tiles,
                 (
-                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    q_smem, k_smem, v_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,

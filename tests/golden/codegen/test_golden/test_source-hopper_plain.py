@@ -65,7 +65,8 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
 
 @gluon.jit
 def load_tiles(
-    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -121,7 +122,8 @@ def load_tiles(
 @gluon.jit
 def attend(
     which: gl.constexpr,
-    q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem, out_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -252,7 +254,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    0, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    0, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -263,7 +266,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    1, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    1, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -274,7 +278,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    2, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    2, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,
@@ -285,7 +290,8 @@ def attention_forward(
             (
                 load_tiles,
                 (
-                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    q_smem, k_smem, v_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
                     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h,

@@ -66,7 +66,8 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
 
 @gluon.jit
 def load_tiles(
-    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
@@ -122,7 +123,8 @@ def load_tiles(
 @gluon.jit
 def attend(
     which: gl.constexpr,
-    q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    q_smem, k_smem, v_smem, out_smem,
+    q_ready, q_free, k_ready, k_free, v_ready, v_free,
     tile_smem, tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
@@ -257,7 +259,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    0, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    0, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
@@ -268,7 +271,8 @@ def attention_forward(
             (
                 attend,
                 (
-                    1, q_smem, k_smem, v_smem, out_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    1, q_smem, k_smem, v_smem, out_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
@@ -279,7 +283,8 @@ def attention_forward(
             (
                 load_tiles,
                 (
-                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+                    q_smem, k_smem, v_smem,
+                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
                     tile_smem, tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
