@@ -16,7 +16,8 @@ from flexc.ir.ops import Input
 from flexc.statement import read
 
 Tensors = tuple[torch.Tensor | None, ...]
-_NAMED = 5  # q, k, v, sinks, seed
+NAMED = 5
+"""Tensors of the operator that have names: q, k, v, sinks, seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Numbers:
 
     def inputs(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The operator's arguments; `tensors` are q, k, v, sinks, seed, captured tensors, blocks."""
-        captures = list(tensors[_NAMED : _NAMED + self.n_captures])
-        blocks = list(tensors[_NAMED + self.n_captures :])
-        named = tensors[:_NAMED]
+        captures = list(tensors[NAMED : NAMED + self.n_captures])
+        blocks = list(tensors[NAMED + self.n_captures :])
+        named = tensors[:NAMED]
         return (*named, captures, list(self.integers), list(self.floats), blocks, self.scale, self.text)
 
 
@@ -84,7 +85,7 @@ def gradients(numbers: Numbers, results: Tensors, tensors: Sequence[Any], needs:
     grads: list[Any] = [None] * len(tensors)
     if places and not (results[0] is None and results[1] is None):
         # The operator counts its captured tensors from 4: it has no gradient of the seed.
-        numbered = [p - (p > _NAMED - 1) for p in places]
+        numbered = [p - (p > NAMED - 1) for p in places]
         found = operators.attention_backward(*results, *numbers.inputs(tensors), numbered)
         for place, grad in zip(places, found, strict=True):
             grads[place] = grad

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
-from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
 from flexc.ir.spec import Blocks
 from flexc.pack import dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
-
-
-class Runnable(Protocol):
-    """A kernel that can be launched here: on the GPU, or by Triton's interpreter."""
-
-    arguments: tuple[Argument, ...]
-    block_q: int
-    block_kv: int
-
-    def launch(self, programs: int, operands: Operands) -> None:
-        """Run `programs` programs."""
-
-    @property
-    def processors(self) -> int:
-        """How many programs the device computes at a time, about."""
 
 
 class Runner(Protocol):
@@ -58,10 +44,37 @@ def backward(
         grad_lse: the gradient of `lse`, or None for zeros.
         wanted: "q", "k", "v", "sinks", and slots of captured tensors.
     """
-    grad_out = grad_out.to(call.q.dtype)
+    grad_out, grad_lse = as_kernels_read(call.q, grad_out, grad_lse)
+    return _Backward(call, out, lse.contiguous(), grad_out, grad_lse, wanted).run()
+
+
+def record(
+    call: AttentionCall,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    wanted: Sequence[str | int],
+) -> tuple[list[torch.Tensor], Recorded]:
+    """The gradients that are wanted, in their order, and how to compute them for other tensors.
+
+    The script takes q, k, v, out, lse, the two gradients and the sinks, of layouts equal to these. The call's
+    sinks and lse are contiguous and in fp32, the gradients as `as_kernels_read` makes them.
+    """
+    made = _Backward(call, out, lse, grad_out, grad_lse, wanted)
+    found = made.run()
+    results: list[Any] = [getattr(found, n) if isinstance(n, str) else found.values[n] for n in wanted]
+    return results, made.script.recorded(results)
+
+
+def as_kernels_read(
+    q: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of a result, copied where kernels could not read them in place."""
+    grad_out = grad_out.to(q.dtype)
     if grad_out.stride(3) != 1 or not is_aligned(grad_out):
         grad_out = grad_out.contiguous()
-    return _Backward(call, out, lse, grad_out, grad_lse, wanted).run()
+    return grad_out, None if grad_lse is None else grad_lse.float().contiguous()
 
 
 class _Backward:
@@ -82,25 +95,27 @@ class _Backward:
         self.sums: dict[int, torch.Tensor] = {}
         self.call = call
         self.get = _runner(q.device)
+        sinks = None if call.sinks is None else call.sinks.float().contiguous()
+        script = self.script = Script((q, call.k, call.v, out, lse, grad_out, grad_lse, sinks))
         padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
-        rows = torch.empty((2, *q.shape[:2], padded), dtype=torch.float32, device=q.device)
+        rows = (*q.shape[:2], padded)
         self.tensors: dict[Source, torch.Tensor] = {
             Source.Q: q,
             Source.K: call.k,
             Source.V: call.v,
             Source.OUT: out,
-            Source.LSE: lse.contiguous(),
+            Source.LSE: lse,
             Source.GRAD_OUT: grad_out,
-            Source.DELTA: rows[0],
-            Source.SHIFT: rows[1],
-            Source.GRAD_Q: torch.empty_like(q),
-            Source.GRAD_K: torch.empty_like(call.k),
-            Source.GRAD_V: torch.empty_like(call.v),
+            Source.DELTA: script.scratch(rows, torch.float32, q.device),
+            Source.SHIFT: script.scratch(rows, torch.float32, q.device),
+            Source.GRAD_Q: script.make(_like(0)),
+            Source.GRAD_K: script.make(_like(1)),
+            Source.GRAD_V: script.make(_like(2)),
         }
         if grad_lse is not None:
-            self.tensors[Source.GRAD_LSE] = grad_lse.float().contiguous()
-        if call.sinks is not None:
-            self.tensors[Source.SINKS] = call.sinks.float().contiguous()
+            self.tensors[Source.GRAD_LSE] = grad_lse
+        if sinks is not None:
+            self.tensors[Source.SINKS] = sinks
         spec = spec_of(call)
         strided = [x for source, x in self.tensors.items() if source in _STRIDED]
         aligned = spec.aligned and all(is_aligned(x) for x in strided)
@@ -131,19 +146,19 @@ class _Backward:
 
     def run(self) -> Gradients:
         wanted = self.wanted
-        sinks = self._rows()
+        parts = self._rows()
         if self.slots or "k" in wanted or "v" in wanted:
             self._keys_and_values()
         if "q" in wanted:
             self._queries()
-        given = self.call.sinks
+        sinks, given = None, self.call.sinks
+        if given is not None and "sinks" in wanted:
+            sinks = self.script.then(_total_of(given.dtype), parts)
         return Gradients(
             q=self.tensors[Source.GRAD_Q] if "q" in wanted else None,
             k=self.tensors[Source.GRAD_K] if "k" in wanted else None,
             v=self.tensors[Source.GRAD_V] if "v" in wanted else None,
-            sinks=sinks.to(given.dtype)
-            if sinks is not None and given is not None and "sinks" in wanted
-            else None,
+            sinks=sinks,
             values=tuple(
                 self._capture(slot) if slot in self.slots else None for slot in range(len(self.values))
             ),
@@ -154,20 +169,24 @@ class _Backward:
         value = self.call.values[slot]
         assert isinstance(value, torch.Tensor)
         sums = self.sums.get(slot)
+        shape, dtype, device = value.shape, value.dtype, value.device
         if sums is None:  # nothing reaches it
-            return torch.zeros_like(value)
-        if sums.dtype is torch.int64:
-            sums = _from_words(sums).view(value.shape)
-        return sums.to(device=value.device, dtype=value.dtype)
+            return self.script.make(lambda _: torch.zeros(shape, dtype=dtype, device=device))
 
-    def _rows(self) -> torch.Tensor | None:
-        """Run the kernel that every other one needs. Returns the gradient of the sinks."""
+        def finished(sums: torch.Tensor) -> torch.Tensor:
+            exact = sums.dtype is torch.int64
+            return (_from_words(sums).view(shape) if exact else sums).to(device=device, dtype=dtype)
+
+        return self.script.then(finished, sums)
+
+    def _rows(self) -> torch.Tensor:
+        """Run the kernel that every other one needs. Returns the parts of the gradient of the sinks."""
         kernel = self.get(self.spec, Entry.ROWS, self.call)
         batch, heads, padded = self.tensors[Source.DELTA].shape
         tiles = padded // kernel.block_q
-        parts = torch.empty((batch, heads, tiles), dtype=torch.float32, device=self.call.q.device)
+        parts = self._made((batch, heads, tiles))
         self._launch(kernel, tiles * heads * batch, {Source.GRAD_SINKS_PARTS: parts}, {})
-        return None if self.call.sinks is None else parts.sum((0, 2))
+        return parts
 
     def _keys_and_values(self) -> None:
         kernel = self.get(self.spec, Entry.KV, self.call)
@@ -179,8 +198,7 @@ class _Backward:
         tensors[Source.GRAD_V_PARTS] = self.tensors[Source.GRAD_V]
         if parts > 1:
             for source, x in ((Source.GRAD_K_PARTS, k), (Source.GRAD_V_PARTS, v)):
-                shape = (batch, kv_heads, parts, kv_len, x.shape[3])
-                tensors[source] = torch.empty(shape, dtype=torch.float32, device=k.device)
+                tensors[source] = self._made((batch, kv_heads, parts, kv_len, x.shape[3]))
         numbers: dict[Source, int | float] = {
             Source.HEADS_PER_PROGRAM: int(self.numbers[Source.GROUP]) // parts
         }
@@ -189,16 +207,25 @@ class _Backward:
                 value = self.values[argument.slot]
                 assert isinstance(value, torch.Tensor)
                 exact = argument.type == "*i64"
-                self.sums[argument.slot] = torch.zeros(
-                    (value.numel(), 4) if exact else value.shape,
-                    dtype=torch.int64 if exact else torch.float32,
-                    device=k.device,
+                self.sums[argument.slot] = self._made(
+                    (value.numel(), 4) if exact else tuple(value.shape),
+                    torch.int64 if exact else torch.float32,
+                    torch.zeros,
                 )
         self._walk(Entry.KV, kernel, tensors, numbers)
         self._launch(kernel, tiles * kv_heads * batch * parts, tensors, numbers)
         if parts > 1:
-            self.tensors[Source.GRAD_K].copy_(tensors[Source.GRAD_K_PARTS].sum(2))
-            self.tensors[Source.GRAD_V].copy_(tensors[Source.GRAD_V_PARTS].sum(2))
+            for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
+                self.script.then(_sum_parts, self.tensors[whole], tensors[piece])
+
+    def _made(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        make: Callable[..., torch.Tensor] = torch.empty,
+    ) -> torch.Tensor:
+        device = self.call.q.device
+        return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
 
     def _queries(self) -> None:
         kernel = self.get(self.spec, Entry.Q, self.call)
@@ -218,9 +245,10 @@ class _Backward:
         """Add the block map that the kernel walks, if it does, by rows of queries or of keys."""
         if self.spec.blocks(entry) is not Blocks.MAP:
             return
-        map_tensors, map_numbers = map_operands(
+        map_tensors, map_numbers, block_map = map_operands(
             self.call, kernel.block_q, kernel.block_kv, by_keys=entry.axes.by_keys
         )
+        self.script.read_map(block_map)
         tensors.update(map_tensors)
         numbers.update(map_numbers)
 
@@ -235,7 +263,24 @@ class _Backward:
             operands = Operands(
                 {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, self.sums
             )
-            kernel.launch(programs, operands)
+            self.script.launch(kernel, programs, operands)
+
+
+def _like(number: int) -> Callable[[Tensors], torch.Tensor]:
+    def make(given: Tensors) -> torch.Tensor:
+        x = given[number]
+        assert x is not None
+        return torch.empty_like(x)
+
+    return make
+
+
+def _total_of(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda parts: parts.sum((0, 2)).to(dtype)
+
+
+def _sum_parts(whole: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    return whole.copy_(parts.sum(2))
 
 
 _STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V})

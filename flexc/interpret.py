@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from flexc.call import AttentionCall
+from flexc.callspec import STORAGE
+from flexc.codegen.arguments import Argument
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
@@ -70,3 +73,15 @@ def entry_of(generated: GeneratedKernel) -> Any:
     path = folder / "kernel.py"
     path.write_text(generated.source)
     return getattr(import_file(path), generated.entry)
+
+
+_DTYPES = {f"*{storage.value}": dtype for dtype, storage in STORAGE.items()} | {"*i1": torch.int8}
+
+
+def at_address(argument: Argument, value: int | float) -> int | float | torch.Tensor:
+    """The value of an argument; a tensor where it is an address, as the interpreter wants it."""
+    if not argument.type.startswith("*"):
+        return value
+    dtype = _DTYPES[argument.type]
+    memory = (ctypes.c_char * dtype.itemsize).from_address(int(value))
+    return torch.frombuffer(memory, dtype=dtype, count=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from flexc.codegen.backward_plan import lower_backward
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import TARGETS
-from flexc.interpret import OPTIONS, entry_of
+from flexc.interpret import OPTIONS, at_address, entry_of
 from flexc.pack_backward import Operands
 
 
@@ -31,6 +32,10 @@ class Interpreted:
     def launch(self, programs: int, operands: Operands) -> None:
         """Run the programs one after another."""
         self._entry[(programs,)](*operands.pack(self.arguments, _as_itself))
+
+    def send(self, programs: int, values: Sequence[int | float]) -> None:
+        """The same with a number for each argument."""
+        self._entry[(programs,)](*map(at_address, self.arguments, values))
 
 
 def _as_itself(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from flexc.build_backward import backward_kernel_for
@@ -30,7 +32,11 @@ class Compiled:
     def launch(self, programs: int, operands: Operands) -> None:
         """Run on the current stream of the device."""
         with torch.cuda.device(self._device):
-            self._kernel.launcher.launch(programs, self._device.index, operands.pack(self.arguments))
+            self.send(programs, operands.pack(self.arguments))
+
+    def send(self, programs: int, values: Sequence[int | float]) -> None:
+        """The same with a number for each argument, on the current device."""
+        self._kernel.launcher.launch(programs, self._device.index, values)
 
 
 def compiled(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Compiled:

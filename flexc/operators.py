@@ -39,7 +39,7 @@ _library.define(
 )
 
 
-def _call(
+def call_of(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -52,6 +52,7 @@ def _call(
     scale: float,
     text: str,
 ) -> tuple[AttentionCall, Statement]:
+    """The call that these arguments of an operator are."""
     statement, mods = read(text)
     values: tuple[Value, ...] = ()
     if mods.captures:
@@ -82,7 +83,7 @@ def _call(
 @torch.no_grad()
 def compute(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator on real tensors."""
-    call, statement = _call(*inputs)
+    call, statement = call_of(*inputs)
     out, lse = forward(call, choose(statement.backend, call.q.device))
     return out.contiguous(), _no_lse(call.q) if lse is None else lse.contiguous()
 
@@ -114,10 +115,10 @@ def compute_backward(
 ) -> list[torch.Tensor]:
     """The backward on real tensors: one gradient for each of the last argument."""
     *inputs_, wanted = inputs
-    call, statement = _call(*inputs_)
+    call, statement = call_of(*inputs_)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    names = [_name_of(call, place) for place in wanted]
+    names = [name_of(call, place) for place in wanted]
     found = backward(
         call,
         choose(statement.backend, call.q.device),
@@ -130,7 +131,7 @@ def compute_backward(
     return [_gradient(found, name) for name in names]
 
 
-def _name_of(call: AttentionCall, place: int) -> str | int:
+def name_of(call: AttentionCall, place: int) -> str | int:
     """What the backends call an argument: the first of `_NAMED`, then the captured tensors, each by slot."""
     if place < _FIRST_CAPTURE:
         return _NAMED[place]

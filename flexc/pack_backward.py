@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -41,14 +42,12 @@ class Operands:
     def pack(
         self,
         arguments: Sequence[Argument],
-        address: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.data_ptr,
-    ) -> list[int | float | torch.Tensor]:
+        address: Callable[[torch.Tensor], Any] = torch.Tensor.data_ptr,
+    ) -> list[Any]:
         """One value an argument. `address` says how a tensor is passed: as a pointer, or as itself."""
         return [self._value(argument, address) for argument in arguments]
 
-    def _value(
-        self, argument: Argument, address: Callable[[torch.Tensor], int | torch.Tensor]
-    ) -> int | float | torch.Tensor:
+    def _value(self, argument: Argument, address: Callable[[torch.Tensor], Any]) -> Any:
         source = argument.source
         if source is Source.GRAD_CAPTURE:
             return address(self.sums[argument.slot])
@@ -63,7 +62,7 @@ class Operands:
 
 def map_operands(
     call: AttentionCall, block_q: int, block_kv: int, *, by_keys: bool
-) -> tuple[dict[Source, torch.Tensor], dict[Source, int | float]]:
+) -> tuple[dict[Source, torch.Tensor], dict[Source, int | float], BlockMap | DeviceMap]:
     """The block map of a call as a kernel walks it, by rows of queries or of keys, on the call's device."""
     block_map, offsets, walk = _map(call, block_q, block_kv, by_keys=by_keys)
     blocks = block_map.q_blocks
@@ -74,7 +73,7 @@ def map_operands(
         Source.MAP_BLOCK_Q: block_map.block_q,
         Source.MAP_BLOCK_KV: block_map.block_kv,
     }
-    return tensors, numbers
+    return tensors, numbers, block_map
 
 
 def _map(

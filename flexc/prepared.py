@@ -8,7 +8,7 @@ autocast modes. Whatever does not fit goes the long way, which prepares it anew.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -51,21 +51,16 @@ class Prepared:
     def __init__(self, call: AttentionCall, launch: Launch, step: Step | None = None) -> None:
         q, block_map = call.q, launch.block_map
         self._launch = launch.kernel.launcher.repeat(launch.programs, q.device.index, launch.tail)
-        self._map = block_map if isinstance(block_map, DeviceMap) else None
+        self.block_map = block_map if isinstance(block_map, DeviceMap) else None
         self._step = step
         self._out = (*q.shape[:3], call.v.shape[3])
         self._lse = tuple(q.shape[:3]) if call.return_lse else None
-        self._tensors = [
-            (
-                slot,
-                weakref.ref(x),
-                x.data_ptr(),
-                x.shape,
-                None if block_map is None else x._version,
-                step is not None and x.requires_grad,
-            )
-            for slot, x in enumerate(call.values)
-            if isinstance(x, torch.Tensor)
+        tensors = [(slot, x) for slot, x in enumerate(call.values) if isinstance(x, torch.Tensor)]
+        self._slots = [slot for slot, _ in tensors]
+        self._needs = [step is not None and x.requires_grad for _, x in tensors]
+        self._captured = [
+            (weakref.ref(x), x.data_ptr(), x.shape, None if block_map is None else x._version)
+            for _, x in tensors
         ]
         self._numbers = [(slot, x) for slot, x in enumerate(call.values) if not isinstance(x, torch.Tensor)]
         # What the key names by identity, and what the arguments are addresses of.
@@ -82,15 +77,15 @@ class Prepared:
         """Launch with these tensors; None when something has changed that decides more than addresses."""
         if values and not self._same(values):
             return None
-        if self._map is not None:
+        if self.block_map is not None:
             if torch.cuda.is_current_stream_capturing():
                 return None
-            self._map.ready_here()
+            self.block_map.ready_here()
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
             return None
         if self._step is None:
             return self.launch(q, k, v, sinks)
-        captured = [values[slot] for slot, *_ in self._tensors] if values else []
+        captured = [values[slot] for slot in self._slots] if values else []
         return self._step.record(self, q, k, v, sinks, captured)  # type: ignore[arg-type]  # tensors, by slot
 
     def launch(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Result:
@@ -110,16 +105,23 @@ class Prepared:
         for slot, number in self._numbers:
             if values[slot] != number or type(values[slot]) is not type(number):
                 return False
-        grad = torch.is_grad_enabled()
-        for slot, reference, address, shape, version, needs in self._tensors:
-            x = values[slot]
-            if reference() is not x or not isinstance(x, torch.Tensor):
-                return False
+        if not self.holds(values[slot] for slot in self._slots):
+            return False
+        if torch.is_grad_enabled():
+            for slot, needs in zip(self._slots, self._needs, strict=True):
+                if values[slot].requires_grad is not needs:  # type: ignore[union-attr]  # a tensor
+                    return False
+        return True
+
+    def holds(self, captured: Iterable[object]) -> bool:
+        """Whether these are the captured tensors that the launch was prepared for, and unchanged."""
+        for x, (reference, address, shape, version) in zip(captured, self._captured, strict=True):
             if (
-                (version is not None and x._version != version)
+                reference() is not x
+                or not isinstance(x, torch.Tensor)
+                or (version is not None and x._version != version)
                 or x.data_ptr() != address
                 or x.shape != shape
-                or (grad and x.requires_grad is not needs)
             ):
                 return False
         return True

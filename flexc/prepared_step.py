@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from flexc.backward_script import Recorded
 from flexc.call import AttentionCall
-from flexc.differentiate import Numbers, gradients
-from flexc.execute import statement_of
+from flexc.differentiate import NAMED, Numbers, gradients
+from flexc.execute import PLAIN, is_watched, statement_of
+from flexc.gpu_backward import as_kernels_read, record
+from flexc.operators import call_of, name_of
 from flexc.prepared import Key, Prepared, Result
 from flexc.statement import split_values
 
@@ -20,6 +23,8 @@ class Step:
 
     numbers: Numbers
     returns_lse: bool
+    backwards: dict[tuple[object, ...], Recorded] = field(default_factory=dict, compare=False)
+    """By the layouts of what goes in, and what needs a gradient."""
 
     def record(
         self,
@@ -42,7 +47,7 @@ class _Prepared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Step, prepared: Prepared, *tensors: Any) -> Any:
         out, lse = prepared.launch(*tensors[:4])
-        ctx.step = step
+        ctx.step, ctx.prepared = step, prepared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, *tensors)
         return (out, lse) if step.returns_lse else out
@@ -50,8 +55,59 @@ class _Prepared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None = None) -> Any:
         out, lse, *tensors = ctx.saved_tensors
-        results = (grad_out, grad_lse, out, lse)
-        return None, None, *gradients(ctx.step.numbers, results, tensors, ctx.needs_input_grad[2:])
+        needs = ctx.needs_input_grad[2:]
+        found = _replay(ctx.step, ctx.prepared, grad_out, grad_lse, out, lse, tensors, needs)
+        if found is None:
+            found = gradients(ctx.step.numbers, (grad_out, grad_lse, out, lse), tensors, needs)
+        return None, None, *found
+
+
+def _replay(
+    step: Step,
+    prepared: Prepared,
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    tensors: list[Any],
+    needs: tuple[bool, ...],
+) -> list[torch.Tensor | None] | None:
+    """The gradients by a script that was recorded before, or is now; None where it can't be relied on.
+
+    A hook on saved tensors may have put others in their place, and a graph has maps of its own.
+    """
+    q, k, v, sinks, _, *captured = tensors
+    if grad_out is None or is_watched() or torch.is_grad_enabled():
+        return None
+    if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.holds(captured):
+        return None
+    if prepared.block_map is not None and torch.cuda.is_current_stream_capturing():
+        return None
+    if torch.cuda.current_device() != q.get_device() or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
+        return None
+    grad_out, grad_lse = as_kernels_read(q, grad_out, grad_lse)
+    layouts = (q.stride(), k.stride(), v.stride(), out.stride(), grad_out.stride(), grad_lse is None)
+    key = (*layouts, needs, q.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+    given = (q, k, v, out, lse, grad_out, grad_lse, sinks)
+    places = [place for place, need in enumerate(needs) if need]
+    recorded = step.backwards.get(key)
+    if recorded is None:
+        found, step.backwards[key] = _record(step, given, tensors, places)
+    else:
+        found = recorded.run(given)
+    grads: list[torch.Tensor | None] = [None] * len(tensors)
+    for place, grad in zip(places, found, strict=True):
+        grads[place] = grad
+    return grads
+
+
+def _record(
+    step: Step, given: tuple[Any, ...], tensors: list[Any], places: list[int]
+) -> tuple[list[torch.Tensor], Recorded]:
+    call, _ = call_of(*step.numbers.inputs(tensors))
+    names = [name_of(call, place - (place > NAMED - 1)) for place in places]
+    out, lse, grad_out, grad_lse = given[3:7]
+    return record(call, out, lse, grad_out, grad_lse, names)
 
 
 def prepare(call: AttentionCall, key: Key, backend: str) -> Result | None:

@@ -6,7 +6,6 @@ What is launched, with which addresses and how often, is the real thing; so is w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,15 +19,9 @@ import flexc.launch
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
-from flexc.interpret import OPTIONS, entry_of
+from flexc.interpret import OPTIONS, at_address, entry_of
 from flexc.ir.spec import AttentionSpec
 from flexc.launcher import Launcher
-
-_DTYPES = {
-    "*fp32": torch.float32, "*fp16": torch.float16, "*bf16": torch.bfloat16, "*fp64": torch.float64,
-    "*i64": torch.int64, "*i32": torch.int32, "*i16": torch.int16, "*i8": torch.int8, "*u8": torch.uint8,
-    "*i1": torch.int8,
-}  # fmt: skip
 
 
 class InterpretingLauncher(Launcher):
@@ -39,17 +32,8 @@ class InterpretingLauncher(Launcher):
         self._arguments = arguments
         self._entry = entry
 
-    def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
-        pairs = zip(self._arguments, values, strict=True)
-        self._entry[(programs,)](*(_passed(argument, value) for argument, value in pairs))
-
-
-def _passed(argument: Argument, value: Any) -> Any:
-    if not argument.type.startswith("*"):
-        return value
-    dtype = _DTYPES[argument.type]
-    memory = (ctypes.c_char * dtype.itemsize).from_address(value)
-    return torch.frombuffer(memory, dtype=dtype, count=1)
+    def _send(self, programs: int, device: int, stream: int, values: Sequence[Any]) -> None:
+        self._entry[(programs,)](*map(at_address, self._arguments, values))
 
 
 _kernels: dict[tuple[Any, ...], Any] = {}
@@ -76,6 +60,7 @@ def _kernel_for(spec: AttentionSpec, target: str, options: tuple[Any, ...] = (),
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on all tensors are on the faked GPU."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())

@@ -10,6 +10,7 @@ import torch
 
 import flexc
 from flexc import gpu, masks, prepared
+from flexc.backward_script import Script
 from tests.interpreter import faked_gpu
 
 
@@ -33,6 +34,19 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(gpu, "_launch", noted)
     return calls
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The backwards that were decided, and written down or not."""
+    scripts: list[Any] = []
+
+    def noted(given: Any) -> Any:
+        scripts.append(Script(given))
+        return scripts[-1]
+
+    monkeypatch.setattr("flexc.gpu_backward.Script", noted)
+    return scripts
 
 
 def _qkv(q_len: int = 40, heads: int = 2, **options: Any) -> tuple[torch.Tensor, ...]:
@@ -62,7 +76,9 @@ def test_a_repeated_call_is_decided_once(decided: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_a_repeated_call_with_gradients_is_decided_once(decided: list[Any], return_lse: bool) -> None:
+def test_a_repeated_call_with_gradients_is_decided_once(
+    decided: list[Any], written: list[Any], return_lse: bool
+) -> None:
     ids, sinks = torch.arange(60) // 20, torch.randn(2, requires_grad=True)
     bias, mask = torch.randn(2, 100, requires_grad=True), masks.document(ids)
     score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[h, q_idx - kv_idx + 56])
@@ -72,6 +88,7 @@ def test_a_repeated_call_with_gradients_is_decided_once(decided: list[Any], retu
         wanted = (q, k, v, sinks, bias)
         _check(q, k, v, *wanted, return_lse=return_lse, mask_mod=mask, score_mod=score, sinks=sinks)
     assert len(decided) == 1
+    assert len(written) == 1
 
 
 def test_what_needs_gradients_decides(decided: list[Any]) -> None:
