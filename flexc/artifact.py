@@ -19,7 +19,7 @@ from flexc.ir.graph import Capture
 from flexc.ir.ranges import Within
 from flexc.ir.types import Storage
 
-FORMAT = 3
+FORMAT = 4
 SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.py",
     "kernel.cubin",
@@ -64,6 +64,9 @@ class Artifact:
     explanation: str
     flexc_version: str
     triton_version: str
+    head_dim: int = 0
+    """Of q and k, and of v below; 0 for a kernel that is no attention forward."""
+    head_dim_v: int = 0
 
     @property
     def shares_tiles(self) -> bool:

@@ -87,6 +87,7 @@ def _find_or_build(
             same,
             scratch,
             requires=() if ranges is None else ranges.requires,
+            head_dims=(spec.head_dim, spec.head_dim_v),
             spares=Spares.NONE if design is Design.PORTABLE else Spares.OUTSIDE_LOOPS,
         ),
     )
@@ -157,11 +158,13 @@ def build_kernel(
     scratch: Path,
     *,
     requires: tuple[Within, ...] = (),
+    head_dims: tuple[int, int] = (0, 0),
     spares: Spares = Spares.NONE,
 ) -> Artifact:
     """Compile what `make` generates, and gather all that a launch needs.
 
-    `requires` is what the kernel takes for granted. Tiles are tried until no spilled registers count.
+    `requires` is what the kernel takes for granted; `head_dims` are those of a forward. Tiles are tried until
+    no spilled registers count.
     """
     from flexc.compiler import parameter_count
 
@@ -187,6 +190,8 @@ def build_kernel(
         explanation=_explanation(generated, description),
         flexc_version=__version__,
         triton_version=code.triton_version,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
     )
 
 

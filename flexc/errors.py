@@ -100,6 +100,10 @@ class OutsideClosedForm(FlexcError, ValueError):
     """A compiled kernel's loop bounds do not hold for these captured numbers or lengths."""
 
 
+class LayoutMismatch(FlexcError, ValueError):
+    """A compiled kernel can't read tensors that lie in memory like this."""
+
+
 class NotDifferentiable(FlexcError, NotImplementedError):
     """A gradient was asked for where this version has none."""
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
 from flexc.call import AttentionCall
-from flexc.callspec import STORAGE, spec_of
-from flexc.check import check_block_map, check_blocks, check_closed_form, check_tensors
+from flexc.callspec import spec_of
 from flexc.choice import design_for
-from flexc.errors import BackendUnavailable, BlockMaskMismatch, DeviceMismatch, UnsupportedDtype
+from flexc.errors import BackendUnavailable
 from flexc.gpu_facts import target_of
 from flexc.ir.spec import Blocks
 from flexc.launch import Launch
 from flexc.prepared import Key, Prepared, Step, can_keep, keep
-
-if TYPE_CHECKING:
-    from flexc.device_map import DeviceMap
-    from flexc.ir.blockmap import BlockMap
-    from flexc.kernel import Kernel
 
 Value = torch.Tensor | int | float | bool
 
@@ -87,43 +80,3 @@ def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch
     from flexc.interpret import run
 
     return run(call, spec_of(call))
-
-
-def run_kernel(
-    kernel: Kernel,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    values: tuple[Value, ...],
-    block_map: BlockMap | DeviceMap | None,
-    scale: float,
-    sinks: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch a kernel that the caller chose, after the checks that choosing it would have made."""
-    from flexc.codegen.arguments import Source
-
-    check_tensors(q, k, v)
-    if not q.is_cuda:
-        raise DeviceMismatch(f"q is on {q.device}", hint="a compiled kernel runs on a GPU")
-    if block_map is not None:
-        check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)
-        tiles = (kernel.artifact.block_q, kernel.artifact.block_kv)
-        check_blocks((block_map.block_q, block_map.block_kv), tiles)
-    takes = {a.source: a.type for a in kernel.artifact.arguments}
-    for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
-        if takes[source] != f"*{STORAGE[x.dtype].value}":
-            raise UnsupportedDtype(
-                f"the kernel was made for {name} of type {takes[source][1:]}, not {x.dtype}"
-            )
-    if (Source.MAP_STRETCHES in takes) != (block_map is not None):
-        raise BlockMaskMismatch(
-            "the kernel visits the blocks of a block mask"
-            if block_map is None
-            else "the kernel takes no block mask: it visits all blocks, or computes those of its own mask",
-            hint="pass block_mask=mask.block_mask(...)" if block_map is None else "leave out block_mask",
-        )
-    check_closed_form(kernel.artifact.requires, values, q.shape[2], k.shape[2])
-    return Launch(
-        kernel, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks, out=None
-    ).run()

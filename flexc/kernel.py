@@ -143,7 +143,7 @@ class Kernel:
         Raises:
             FlexcError: tensors, captures or a block mask that it can't serve.
         """
-        from flexc.gpu import run_kernel
+        from flexc.direct import run_kernel
 
         values = self._bound(captures)
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale

@@ -9,7 +9,7 @@ import torch
 
 import flexc
 from flexc import masks, scores
-from flexc.errors import UnsupportedFeature
+from flexc.errors import LayoutMismatch, UnsupportedFeature
 from flexc.execute import new_seed
 from flexc.philox import kept
 from tests.mods import corpus
@@ -188,3 +188,18 @@ def test_streams_and_graphs() -> None:
         torch.cuda.synchronize()
         assert torch.equal(captured, expected)
         assert torch.equal(beside, expected)
+
+
+def test_a_compiled_kernel_is_called() -> None:
+    kernel = flexc.compile(mask_mod=masks.causal, head_dim=64, return_lse=True, backend="hopper")
+    q, k, v = _qkv(300, 333)
+    out, lse = kernel(q, k, v)
+    golden(q, k, v, mask_mod=masks.causal).check(out, lse)
+    assert torch.equal(kernel(q.mT.contiguous().mT, k, v)[0], out)
+    with pytest.raises(LayoutMismatch, match="16 bytes"):
+        kernel(q, torch.randn(2, 2, 333, 68, device="cuda", dtype=torch.bfloat16)[..., :64], v)
+    assert kernel(q[:, :, :0], k, v)[0].shape == (2, 4, 0, 64)
+    nothing, sums = kernel(q, k[:, :, :0], v[:, :, :0])
+    assert sums is not None
+    assert (nothing == 0).all()
+    assert (sums == -torch.inf).all()
