@@ -26,7 +26,9 @@ def backward_arguments(backward: BackwardSpec, entry: Entry, names: tuple[str, .
     """All arguments of one kernel of a backward."""
     if entry is Entry.ROWS:
         return _rows(backward)
-    return _kv(backward, names) if entry is Entry.KV else _q(backward, names)
+    if entry is Entry.Q_SUMS:
+        return _q_sums(backward, names)
+    return _kv(backward, entry, names) if entry.axes.by_keys else _q(backward, names)
 
 
 def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
@@ -64,17 +66,18 @@ def _inputs(spec: AttentionSpec) -> list[Argument]:
     ]
 
 
-def _kv(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[Argument, ...]:
     spec = backward.forward
     return (
         *_inputs(spec),
+        *([_DQ_SUM] if entry is Entry.FUSED else []),
         _tensor(spec, "dk_ptr", spec.k_storage, Source.GRAD_K),
         _tensor(spec, "dv_ptr", spec.v_storage, Source.GRAD_V),
         Argument("dk_parts_ptr", "*fp32", Source.GRAD_K_PARTS, divisible=spec.aligned),
         Argument("dv_parts_ptr", "*fp32", Source.GRAD_V_PARTS, divisible=spec.aligned),
-        *capture_arguments(spec, names, _roots(backward, Entry.KV)),
+        *capture_arguments(spec, names, _roots(backward, entry)),
         *_capture_gradients(backward, names),
-        *_block_map(backward, Entry.KV),
+        *_block_map(backward, entry),
         *_strides(spec, ("q", "k", "v", "dout", "dk", "dv")),
         *_shape(),
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
@@ -93,6 +96,22 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *_shape(),
         *dropout_arguments(spec),
     )
+
+
+def _q_sums(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    spec = backward.forward
+    factor = backward_form(backward, scatters=False).factor
+    return (
+        _DQ_SUM,
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+        _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
+        *capture_arguments(spec, names, [] if factor is None else [factor]),
+        *_strides(spec, ("dq",)),
+        *_shape(),
+    )
+
+
+_DQ_SUM = Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True)
 
 
 def _tensor(spec: AttentionSpec, name: str, storage: Storage, source: Source) -> Argument:

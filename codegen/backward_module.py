@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexc._version import __version__
 from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
-from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
+from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
+from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
+from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Element, Function, Hoisting, as_tile
-from flexc.codegen.module import Constant, GeneratedKernel, source_lines
+from flexc.codegen.module import Constant, GeneratedKernel
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.render import render
 from flexc.codegen.scatter import ScatterForm, Sum
@@ -24,27 +25,9 @@ _TEMPLATE = {
     Entry.ROWS: "backward_rows.py.jinja",
     Entry.KV: "backward_kv.py.jinja",
     Entry.Q: "backward_q.py.jinja",
+    Entry.FUSED: "backward_kv.py.jinja",
+    Entry.Q_SUMS: "backward_q_sums.py.jinja",
 }
-_PROGRAMS = {
-    Entry.ROWS: "cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO // BLOCK_Q * q_heads * batch",
-    Entry.KV: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",
-    Entry.Q: "cdiv(q_len, BLOCK_Q) * q_heads * batch",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Everything that the template of the rows' kernel reads."""
-
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
-    arguments: tuple[str, ...]
-    out_mask: str
-    has_grad_lse: bool
-    sinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +53,9 @@ class _Backward:
     helpers: tuple[str, ...]
     fast_tanh: bool
     functions: tuple[Function, ...]
+    entry: str
+    fused: bool
+    """Whether this kernel adds to the sums of dQ as well."""
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
@@ -96,6 +82,7 @@ class _Backward:
     v_mask: str
     v_mask_whole: str
     dout_mask: str
+    sums_mask: str
     dim: str
     dim_v: str
     convert_k: bool
@@ -120,10 +107,12 @@ def backward_module(
     """The file of one kernel of a backward."""
     names = capture_names(backward.forward.captures)
     arguments = backward_arguments(backward, entry, names)
-    view: _Rows | _Backward
+    view: RowsView | SumsView | _Backward
     placement: tuple[str, ...] = ()
     if entry is Entry.ROWS:
-        view = _rows_view(backward, plan, arguments)
+        view = rows_view(backward, plan, arguments)
+    elif entry is Entry.Q_SUMS:
+        view = sums_view(backward, plan, names, arguments)
     else:
         view = _view(backward, entry, plan, sources, names, arguments)
         placement = _placement(view)
@@ -135,29 +124,6 @@ def _placement(view: _Backward) -> tuple[str, ...]:
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     lines += [f"once a step: {line}" for line in view.moving_lines]
     return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
-
-
-def _rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argument, ...]) -> _Rows:
-    spec = backward.forward
-    padded = plan.padded_dim_v != spec.head_dim_v
-    constants = [
-        Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a program"),
-        Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
-    ]
-    if padded:
-        constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    constants += [_PADDED_TO, _LOG2E]
-    return _Rows(
-        header=_header(backward, Entry.ROWS, plan, ()),
-        constants=tuple(constants),
-        helpers=(),
-        fast_tanh=False,
-        functions=(),
-        arguments=tuple(a.name for a in arguments),
-        out_mask="in_rows[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if padded else ""),
-        has_grad_lse=backward.has_grad_lse,
-        sinks=spec.has_sinks,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +184,7 @@ def _view(
     arguments: tuple[Argument, ...],
 ) -> _Backward:
     spec = backward.forward
-    form = backward_form(backward, scatters=entry is Entry.KV)
+    form = backward_form(backward, scatters=entry.axes.by_keys)
     emitted = _emit(backward, entry, form, names, {a.name for a in arguments})
     hoisting, elements, bounds = emitted.hoisting, emitted.elements, emitted.bounds
     reads_kept = bounds is not None and bounds.reads_rows
@@ -228,23 +194,25 @@ def _view(
     reads_score = any(Input.SCORE in inputs_of(g) for g in gradients)
     score_call = _score_call(form, emitted, entry, scaled=reads_score)
     mentions = "score_scale" in (score_call or "") or reads_score or form.factor is not None
-    per_head = entry is Entry.KV and not form.factor_is_global
+    per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     return _Backward(
-        header=_header(backward, entry, plan, sources),
+        header=header(backward, entry, plan, sources),
         constants=_constants(spec, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=tuple(e.function for e in elements),
+        entry=entry.value,
+        fused=entry is Entry.FUSED,
         arguments=tuple(a.name for a in arguments),
         head_lines=hoisting.head,
         row_lines=hoisting.row,
         column_lines=hoisting.column,
         moving_lines=emitted.moving,
-        mods_read_rows=Input.Q_IDX in inputs or (reads_kept and entry is Entry.Q),
+        mods_read_rows=Input.Q_IDX in inputs or (reads_kept and not entry.axes.by_keys),
         mods_read_columns=Input.KV_IDX in inputs
         or any(Input.KV_IDX in inputs_of(r) for r in form.roots)
-        or (reads_kept and entry is Entry.KV),
+        or (reads_kept and entry.axes.by_keys),
         mask_call=None if emitted.mask is None else emitted.mask.call(),
         score_call=score_call,
         score_result="modified" if reads_score else "score",
@@ -257,6 +225,7 @@ def _view(
         grad_call=None if emitted.grad is None else emitted.grad.call(),
         guard=emitted.grad is not None,
         **_masks(entry, pad=pad, pad_v=pad_v),
+        sums_mask=", mask=(dims < HEAD_DIM)[None, :]" if pad else "",
         dim="HEAD_DIM" if pad else "PADDED_DIM",
         dim_v="HEAD_DIM_V" if pad_v else "PADDED_DIM_V",
         convert_k=spec.k_storage is not spec.q_storage,
@@ -274,11 +243,15 @@ def _view(
 
 
 def _masked(backward: BackwardSpec, entry: Entry, bounds: Bounds | None) -> str | None:
-    if bounds is not None:
-        return bounds.masked
     start = f"{entry.axes.walked}_start"
-    has_map = backward.blocks(entry) is Blocks.MAP
-    return f"({start} < full_first) | ({start} >= full_end)" if has_map else None
+    found = []
+    if bounds is not None:
+        found.append(bounds.masked)
+    elif backward.blocks(entry) is Blocks.MAP:
+        found.append(f"({start} < full_first) | ({start} >= full_end)")
+    if entry is Entry.FUSED:
+        found.append("hangs_over")
+    return " | ".join(found) or None
 
 
 def _order(entry: Entry, bounds: Bounds | None) -> dict[str, str]:
@@ -318,7 +291,7 @@ def _score_call(form: Form, emitted: _Emitted, entry: Entry, *, scaled: bool) ->
     if emitted.score is None or form.score is None:
         return None
     call = emitted.score.call(score="score" if scaled else "score * score_scale")
-    return as_tile(form.score, call, "BLOCK_KV, BLOCK_Q" if entry is Entry.KV else "BLOCK_Q, BLOCK_KV")
+    return as_tile(form.score, call, "BLOCK_KV, BLOCK_Q" if entry.axes.by_keys else "BLOCK_Q, BLOCK_KV")
 
 
 def _masks(entry: Entry, *, pad: bool, pad_v: bool) -> dict[str, str]:
@@ -326,7 +299,7 @@ def _masks(entry: Entry, *, pad: bool, pad_v: bool) -> dict[str, str]:
     dims = " & (dims < HEAD_DIM)[None, :]" if pad else ""
     dims_v = " & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""
     rows = {"q_mask": f"in_rows[:, None]{dims}", "dout_mask": f"in_rows[:, None]{dims_v}"}
-    if entry is Entry.KV:
+    if entry.axes.by_keys:
         columns = {"k_mask": f"in_columns[:, None]{dims}", "v_mask": f"in_columns[:, None]{dims_v}"}
         return {**rows, **columns, "k_mask_whole": "", "v_mask_whole": ""}
     down = " & (dims < HEAD_DIM)[:, None]" if pad else ""
@@ -340,10 +313,6 @@ def _masks(entry: Entry, *, pad: bool, pad_v: bool) -> dict[str, str]:
     }
 
 
-_PADDED_TO = Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to")
-_LOG2E = Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2")
-
-
 def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
     constants = [
         Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
@@ -355,25 +324,5 @@ def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
         constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
     if plan.padded_dim_v != spec.head_dim_v:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    constants += [Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"), _PADDED_TO, _LOG2E]
+    constants += [Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"), PADDED_TO, LOG2E]
     return tuple(constants)
-
-
-def _header(backward: BackwardSpec, entry: Entry, plan: KernelPlan, sources: tuple[ModSource, ...]) -> str:
-    tiles = plan.tiles
-    lines = [
-        f'"""{_TITLE[entry]} of attention for {plan.target.name}: {backward.forward.describe()}.',
-        "",
-        f"Generated by flexc {__version__}. Launch {_PROGRAMS[entry]} programs with",
-        f"num_warps={tiles.num_warps}, num_stages={tiles.num_stages}.",
-        *source_lines(sources),
-        '"""',
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-_TITLE = {
-    Entry.ROWS: "What the backward needs of every row,",
-    Entry.KV: "Gradients of keys and values,",
-    Entry.Q: "Gradient of queries,",
-}

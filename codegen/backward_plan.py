@@ -55,8 +55,8 @@ def make_backward_plan(
     if precision == SPLIT and "precision" not in options and widest > _WIDEST_SPLIT:
         precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
-    if entry is Entry.ROWS:
-        tiles = row_tiles(backward)
+    if entry in (Entry.ROWS, Entry.Q_SUMS):
+        tiles = row_tiles(backward)  # both read one row of a head dimension
         reasons = [("block_q", "about 8192 elements a program")]
         rescue = False
     else:

@@ -16,19 +16,26 @@ ROWS_PADDED_TO = 256
 
 
 class Entry(Enum):
-    """The kernels of a backward, in the order that they are launched; the value is the function's name."""
+    """The kernels that backwards are made of, in order of their launch; the value is the function's name.
+
+    Which of them make up one is said by `backward_schedule`.
+    """
 
     ROWS = "attention_backward_rows"
     """What every row needs once: delta, and the shift of its scores. Also the gradient of the sinks."""
     KV = "attention_backward_kv"
-    """Gradients of k and v."""
+    """Gradients of k, v and captured tensors."""
     Q = "attention_backward_q"
     """The gradient of q."""
+    FUSED = "attention_backward_fused"
+    """Both in one: that of q as sums in fp32, which programs add to in any order."""
+    Q_SUMS = "attention_backward_q_sums"
+    """The gradient of q from these sums."""
 
     @property
     def axes(self) -> Axes:
         """What a program keeps a tile of, and what it walks."""
-        return BY_KEYS if self is Entry.KV else BY_QUERIES
+        return BY_KEYS if self in (Entry.KV, Entry.FUSED) else BY_QUERIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,21 @@ _PREFERRED: dict[tuple[Entry, MatrixUnit], dict[int, tuple[Tiles, ...]]] = {
         128: (Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
         256: (Tiles(32, 64, 8, 1), Tiles(16, 64, 8, 1)),
     },
+    (Entry.FUSED, MatrixUnit.WGMMA): {
+        64: (Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3)),
+        128: (Tiles(64, 64, 8, 2), Tiles(32, 128, 8, 2)),
+        256: (Tiles(32, 64, 8, 2), Tiles(16, 64, 8, 2)),
+    },
+    (Entry.FUSED, MatrixUnit.MMA_SYNC): {
+        64: (Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
+        128: (Tiles(32, 64, 8, 2), Tiles(32, 32, 4, 2)),
+        256: (Tiles(16, 64, 8, 1), Tiles(16, 32, 8, 1)),
+    },
+    (Entry.FUSED, MatrixUnit.TCGEN05): {
+        64: (Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 2)),
+        128: (Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
+        256: (Tiles(32, 64, 8, 1), Tiles(16, 64, 8, 1)),
+    },
     (Entry.Q, MatrixUnit.TCGEN05): {
         64: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)),
         128: (Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
@@ -99,7 +114,8 @@ def backward_tiles(
 
 def row_tiles(backward: BackwardSpec) -> Tiles:
     """Of the kernel that only reads rows: about 8192 elements a program."""
-    rows = 8192 // power_of_two_at_least(backward.forward.head_dim_v)
+    spec = backward.forward
+    rows = 8192 // power_of_two_at_least(max(spec.head_dim, spec.head_dim_v))
     return Tiles(max(16, min(128, rows)), 16, 4, 1)
 
 
@@ -132,7 +148,7 @@ def _candidates(
         yield _limited(backward, replace(tiles, **wanted), wanted), "preferred"
     for (wide, short), stages in product(_SIDES, (2, 1)):
         for warps in (8, 4) if wide >= 64 or widest >= 128 else (4,):
-            block_q, block_kv = (short, wide) if entry is Entry.KV else (wide, short)
+            block_q, block_kv = (short, wide) if entry.axes.by_keys else (wide, short)
             tiles = Tiles(block_q, block_kv, warps, stages)
             yield _limited(backward, replace(tiles, **wanted), wanted), "largest that fits"
 
@@ -157,7 +173,7 @@ def _misfit(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) 
 
 def _sides(entry: Entry, tiles: Tiles) -> tuple[int, int]:
     """Rows that a program keeps, and rows of a step."""
-    return (tiles.block_kv, tiles.block_q) if entry is Entry.KV else (tiles.block_q, tiles.block_kv)
+    return (tiles.block_kv, tiles.block_q) if entry.axes.by_keys else (tiles.block_q, tiles.block_kv)
 
 
 def shared_memory(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) -> int:
@@ -178,7 +194,9 @@ def registers_per_thread(backward: BackwardSpec, entry: Entry, target: Target, t
     dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
     words = spec.q_storage.itemsize / 4
     kept, moving = _sides(entry, tiles)
-    live = kept * (dim + dim_v if entry is Entry.KV else dim) + kept * moving * (2 + words)
+    live = kept * (dim + dim_v if entry.axes.by_keys else dim) + kept * moving * (2 + words)
+    if entry is Entry.FUSED:
+        live += moving * dim
     fixed = 40.0
     if target.matrix_unit is MatrixUnit.MMA_SYNC:
         fixed += moving * max(dim, dim_v) * words / 32 / 2  # an operand, about half of it at a time
@@ -199,7 +217,7 @@ def _reasons(
         f"{t.block_q}x{t.block_kv} with {t.num_warps} warps had {why}" for t, why in skip.items()
     )
     why = f"{origin} ({tried})" if tried else origin
-    moving = "Q and dO" if entry is Entry.KV else "K and V"
+    moving = "Q and dO" if entry.axes.by_keys else "K and V"
     reasons = {
         "block_q": why,
         "block_kv": why,

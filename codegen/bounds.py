@@ -67,6 +67,7 @@ class Bounds:
     tile's rows as a vector, those past the end repeating the last. With one range they define `kv_first`,
     `full_first`, `full_end` and `kv_end`. With more, the kernel loops `for stretch in range(count)`:
     `stretch_lines` define the four there, in ascending order and without a tile that an earlier stretch had.
+    Of the four, `full_first` or `full_end` is left out where `masked` does not read it.
     `kv_first` and `full_end` are multiples of BLOCK_KV. `masked` is the condition on
     `kv_start` under which the mask applies to a tile. `first_rows_heaviest`: no row sees more keys than the
     one before; `last_rows_heaviest`: none sees more than the one after.
@@ -103,6 +104,10 @@ def tile_bounds(ranges: Ranges, hoisting: Hoisting, axes: Axes = BY_QUERIES) -> 
     if count > 1:
         ranks = writer.rank_lines(ranges.is_sorted)
         stretch_lines = _stretch_lines(ranks, writer.unvisited_lines(ranges.is_sorted), axes.walked)
+    elif axes.by_keys and ranges.ranges[0].full_end is _KV_LEN:
+        # The last rows may hang over the end: what a kernel knows of rows there makes their weights 0.
+        masked = f"{start} < full_first"
+        writer.lines = [line for line in writer.lines if not line.startswith("full_end = ")]
     elif _literal(ranges.ranges[0].full_first) <= 0:
         masked = f"{start} >= full_end"
         writer.lines = [line for line in writer.lines if not line.startswith("full_first = ")]

@@ -60,6 +60,7 @@ class KernelPlan:
 NOTHING: Mapping[Tiles, str] = MappingProxyType({})
 _TILE_OPTIONS = {"block_q": (16, 256), "block_kv": (16, 256), "num_warps": (1, 16), "num_stages": (1, 8)}
 BACKWARD_OPTIONS = {f"backward_{name}": limits for name, limits in _TILE_OPTIONS.items()}
+_SWITCHES = ("fast_tanh", "backward_fused")
 _ASKED = "asked for"
 SPLIT = "bf16x6"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
@@ -112,7 +113,7 @@ def make_plan(
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raises UnknownOption for an option that no plan has, or a value that it can't take."""
-    known = [*_TILE_OPTIONS, *BACKWARD_OPTIONS, "precision", "fast_tanh", "blocks"]
+    known = [*_TILE_OPTIONS, *BACKWARD_OPTIONS, *_SWITCHES, "precision", "blocks"]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise UnknownOption(
@@ -122,7 +123,7 @@ def check_options(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if name in _TILE_OPTIONS or name in BACKWARD_OPTIONS:
             tile_option(name, value)
-    precision, fast_tanh = options.get("precision"), options.get("fast_tanh")
+    precision = options.get("precision")
     if "blocks" in options and options["blocks"] != Blocks.MAP.value:
         raise UnknownOption(
             f"option blocks is {options['blocks']!r}",
@@ -130,8 +131,9 @@ def check_options(options: Mapping[str, object]) -> None:
         )
     if precision is not None and precision not in _PRECISIONS:
         raise UnknownOption(f"option precision is {precision!r}", hint=f"one of {', '.join(_PRECISIONS)}")
-    if fast_tanh is not None and not isinstance(fast_tanh, bool):
-        raise UnknownOption(f"option fast_tanh is {fast_tanh!r}", hint="True or False")
+    for name in _SWITCHES:
+        if options.get(name) is not None and not isinstance(options[name], bool):
+            raise UnknownOption(f"option {name} is {options[name]!r}", hint="True or False")
 
 
 def tile_option(name: str, value: object) -> int:

@@ -50,7 +50,8 @@ def compile(
         sinks: whether it takes sinks.
         backend: "auto", or the kernels of "triton" or "hopper".
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
-            blocks ("map": from a block map, though the mask has a closed form).
+            blocks ("map": from a block map, though the mask has a closed form), backward_fused (whether one
+            kernel finds the gradients of q, k and v).
 
     Raises:
         FlexcError: what can't be traced, planned or compiled for.
@@ -100,8 +101,11 @@ def _backward(
     sources: tuple[ModSource, ...],
 ) -> tuple[Artifact, ...]:
     from flexc.build_backward import backward_kernel_for
-    from flexc.codegen.backward_spec import Entry, backward_spec
+    from flexc.codegen.backward_schedule import schedule
+    from flexc.codegen.backward_spec import backward_spec
+    from flexc.codegen.target import target_named
 
     slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
     wanted = backward_spec(spec, values, None, wanted=dict(options).get("blocks"), slots=slots)
-    return tuple(backward_kernel_for(wanted, entry, target, options, sources).artifact for entry in Entry)
+    entries = schedule(wanted, target_named(target), dict(options)).entries
+    return tuple(backward_kernel_for(wanted, entry, target, options, sources).artifact for entry in entries)

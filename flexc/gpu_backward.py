@@ -1,4 +1,4 @@
-"""The backward of the `triton` backend: three kernels, one after another, and the sums between them."""
+"""The backward of kernels: those of a schedule, one after another, and the tensors between them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
 from flexc.codegen.arguments import Source
+from flexc.codegen.backward_schedule import schedule
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
+from flexc.codegen.target import Target
 from flexc.ir.spec import Blocks
 from flexc.pack import dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
 
 
 class Runner(Protocol):
-    """Gives the kernels of a backward."""
+    """Gives the kernels of the backwards of one device."""
 
-    def __call__(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Runnable: ...
+    @property
+    def target(self) -> Target:
+        """What its kernels are made for."""
+
+    def kernel(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Runnable:
+        """One kernel of the backward of a call."""
 
 
 def backward(
@@ -78,7 +85,7 @@ def as_kernels_read(
 
 
 class _Backward:
-    """The tensors of one backward."""
+    """The tensors of one backward. Each kernel has a stage of its own: see `_STAGES`."""
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class _Backward:
         self.slots = tuple(sorted(name for name in wanted if isinstance(name, int)))
         self.sums: dict[int, torch.Tensor] = {}
         self.call = call
-        self.get = _runner(q.device)
+        self.runner = _runner(q.device)
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
         script = self.script = Script((q, call.k, call.v, out, lse, grad_out, grad_lse, sinks))
         padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
@@ -127,7 +134,7 @@ class _Backward:
             wanted=dict(call.options).get("blocks"),
             has_grad_lse=grad_lse is not None,
             slots=self.slots,
-            deterministic=call.deterministic and bool(self.slots),
+            deterministic=call.deterministic,
         )
         heads, kv_heads = q.shape[1], call.k.shape[1]
         self.numbers: dict[Source, int | float] = {
@@ -145,15 +152,20 @@ class _Backward:
         self.values = tuple(x.to(q.device) if isinstance(x, torch.Tensor) else x for x in call.values)
 
     def run(self) -> Gradients:
+        """Run the kernels that give what is wanted."""
         wanted = self.wanted
-        parts = self._rows()
-        if self.slots or "k" in wanted or "v" in wanted:
-            self._keys_and_values()
-        if "q" in wanted:
-            self._queries()
+        found = schedule(
+            self.spec,
+            self.runner.target,
+            dict(self.call.options),
+            wants_q="q" in wanted,
+            wants_kv=bool(self.slots) or "k" in wanted or "v" in wanted,
+        )
+        for entry in found.entries:
+            _STAGES[entry](self, entry, self.runner.kernel(self.spec, entry, self.call))
         sinks, given = None, self.call.sinks
         if given is not None and "sinks" in wanted:
-            sinks = self.script.then(_total_of(given.dtype), parts)
+            sinks = self.script.then(_total_of(given.dtype), self.tensors[Source.GRAD_SINKS_PARTS])
         return Gradients(
             q=self.tensors[Source.GRAD_Q] if "q" in wanted else None,
             k=self.tensors[Source.GRAD_K] if "k" in wanted else None,
@@ -179,17 +191,21 @@ class _Backward:
 
         return self.script.then(finished, sums)
 
-    def _rows(self) -> torch.Tensor:
-        """Run the kernel that every other one needs. Returns the parts of the gradient of the sinks."""
-        kernel = self.get(self.spec, Entry.ROWS, self.call)
+    def rows(self, entry: Entry, kernel: Runnable) -> None:
+        """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks."""
         batch, heads, padded = self.tensors[Source.DELTA].shape
         tiles = padded // kernel.block_q
-        parts = self._made((batch, heads, tiles))
-        self._launch(kernel, tiles * heads * batch, {Source.GRAD_SINKS_PARTS: parts}, {})
-        return parts
+        self.tensors[Source.GRAD_SINKS_PARTS] = self._made((batch, heads, tiles))
+        self._launch(kernel, tiles * heads * batch, {}, {})
 
-    def _keys_and_values(self) -> None:
-        kernel = self.get(self.spec, Entry.KV, self.call)
+    def fused(self, entry: Entry, kernel: Runnable) -> None:
+        """All gradients, that of q as sums in fp32."""
+        rows = self.tensors[Source.DELTA].shape
+        self.tensors[Source.GRAD_Q_SUM] = self._made((*rows, self.call.q.shape[3]), make=torch.zeros)
+        self.keys_and_values(entry, kernel)
+
+    def keys_and_values(self, entry: Entry, kernel: Runnable) -> None:
+        """The gradients of k, v and captured tensors."""
         k, v = self.call.k, self.call.v
         batch, kv_heads, kv_len, _ = k.shape
         tiles = -(-kv_len // kernel.block_kv)
@@ -212,7 +228,7 @@ class _Backward:
                     torch.int64 if exact else torch.float32,
                     torch.zeros,
                 )
-        self._walk(Entry.KV, kernel, tensors, numbers)
+        self._walk(entry, kernel, tensors, numbers)
         self._launch(kernel, tiles * kv_heads * batch * parts, tensors, numbers)
         if parts > 1:
             for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
@@ -227,12 +243,13 @@ class _Backward:
         device = self.call.q.device
         return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
 
-    def _queries(self) -> None:
-        kernel = self.get(self.spec, Entry.Q, self.call)
+    def queries(self, entry: Entry, kernel: Runnable) -> None:
+        """The gradient of q, by walking the keys or from its sums."""
         batch, heads, q_len, _ = self.call.q.shape
         tensors: dict[Source, torch.Tensor] = {}
         numbers: dict[Source, int | float] = {}
-        self._walk(Entry.Q, kernel, tensors, numbers)
+        if entry is Entry.Q:
+            self._walk(entry, kernel, tensors, numbers)
         self._launch(kernel, -(-q_len // kernel.block_q) * heads * batch, tensors, numbers)
 
     def _walk(
@@ -264,6 +281,16 @@ class _Backward:
                 {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, self.sums
             )
             self.script.launch(kernel, programs, operands)
+
+
+_STAGES: dict[Entry, Callable[[_Backward, Entry, Runnable], None]] = {
+    Entry.ROWS: _Backward.rows,
+    Entry.KV: _Backward.keys_and_values,
+    Entry.Q: _Backward.queries,
+    Entry.FUSED: _Backward.fused,
+    Entry.Q_SUMS: _Backward.queries,
+}
+"""How each kernel is launched, and what it needs."""
 
 
 def _like(number: int) -> Callable[[Tensors], torch.Tensor]:
@@ -302,13 +329,13 @@ def _parts(programs: int, group: int, processors: int) -> int:
 @lru_cache(maxsize=16)
 def _runner(device: torch.device) -> Runner:
     if device.type == "cuda":
-        from flexc.launch_backward import compiled
+        from flexc.launch_backward import Compiler
 
-        return compiled
+        return Compiler(device)
     if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
-        from flexc.interpret_backward import interpreted
+        from flexc.interpret_backward import Interpreter
 
-        return interpreted
+        return Interpreter()
     from flexc.errors import BackendUnavailable
 
     raise BackendUnavailable(

@@ -42,14 +42,19 @@ def _as_itself(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def interpreted(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Interpreted:
-    """The kernel for a call on the CPU."""
-    return _interpreted(backward, entry, (*OPTIONS, *call.options))
+class Interpreter:
+    """Gives kernels for calls on the CPU."""
+
+    target = TARGETS["sm80"]
+
+    def kernel(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Interpreted:
+        """One kernel of the backward of a call."""
+        return _interpreted(backward, entry, (*OPTIONS, *call.options))
 
 
 @lru_cache(maxsize=256)
 def _interpreted(
     backward: BackwardSpec, entry: Entry, options: tuple[tuple[str, object], ...]
 ) -> Interpreted:
-    generated = lower_backward(backward, entry, TARGETS["sm80"], options=dict(options))
+    generated = lower_backward(backward, entry, Interpreter.target, options=dict(options))
     return Interpreted(generated, entry_of(generated))

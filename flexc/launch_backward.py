@@ -39,10 +39,14 @@ class Compiled:
         self._kernel.launcher.launch(programs, self._device.index, values)
 
 
-def compiled(backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Compiled:
-    """The kernel for the device of a call."""
-    device = call.q.device
-    kernel = backward_kernel_for(
-        backward, entry, target_of(device.index).name, call.options, call.mods.sources
-    )
-    return Compiled(kernel, device)
+class Compiler:
+    """Gives the kernels for a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.target = target_of(device.index)
+
+    def kernel(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Compiled:
+        """One kernel of the backward of a call."""
+        kernel = backward_kernel_for(backward, entry, self.target.name, call.options, call.mods.sources)
+        return Compiled(kernel, self._device)

@@ -10,7 +10,8 @@ from typing import Any
 
 from flexc.callspec import unit_strides
 from flexc.codegen.backward_plan import lower_backward
-from flexc.codegen.backward_spec import Entry, backward_spec
+from flexc.codegen.backward_schedule import schedule
+from flexc.codegen.backward_spec import backward_spec
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.design import Design
 from flexc.codegen.hopper_plan import suited
@@ -83,6 +84,7 @@ def generate_backward(
     target: str = "sm90",
     *,
     deterministic: bool = False,
+    options: dict[str, object] | None = None,
     **facts: Any,
 ) -> list[str]:
     """The generated files of a backward, with gradients of all floating captured tensors."""
@@ -91,7 +93,10 @@ def generate_backward(
     values = resolve(score, mask)[1]
     backward = backward_spec(spec, values, None, has_grad_lse=True, slots=slots, deterministic=deterministic)
     sources = resolve(score, mask)[0].sources
-    return [lower_backward(backward, e, TARGETS[target], sources=sources).source for e in Entry]
+    entries = schedule(backward, TARGETS[target], options or {}).entries
+    return [
+        lower_backward(backward, e, TARGETS[target], options=options, sources=sources).source for e in entries
+    ]
 
 
 def independent_of_the_machine(source: str) -> str:

@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 BACKWARD: dict[str, dict[str, Any]] = {
     "causal": {"mask": masks.causal},
+    "causal_fused": {"mask": masks.causal, "target": "sm80"},
     "softcap": {"score": scores.softcap(30.0)},
     "slopes": {"mask": masks.causal, "score": scores.alibi(SLOPES)},
     "relative_bias": {"score": scores.relative_bias(torch.ones(8, 255))},

@@ -41,6 +41,7 @@ def _files(folder: Path) -> Iterator[Path]:
         [
             *generate_backward(masks.causal, bias, deterministic=True, head_dim_v=72, has_sinks=True),
             *generate_backward(None, scores.softcap(30.0), dropout=True, head_dim=80),
+            *generate_backward(masks.causal, bias, target="sm86", has_sinks=True, head_dim=72),
             *generate_backward(masks.sliding_window(64), scores.alibi(torch.ones(8)), storage=Storage.FP32),
         ]
     ):

@@ -208,7 +208,6 @@ def attention_backward_kv(
         kv_last = tl.minimum(kv_start + BLOCK_KV, kv_len) - 1
         q_first = kv_start // BLOCK_Q * BLOCK_Q
         full_first = kv_last
-        full_end = q_len // BLOCK_Q * BLOCK_Q
         q_end = q_len
         for q_start in range(q_first, q_end, BLOCK_Q):
             rows = q_start + tl.arange(0, BLOCK_Q)
@@ -219,7 +218,7 @@ def attention_backward_kv(
             q_idx = tl.minimum(rows, q_len - 1)[None, :]
             q_f32 = q_idx.to(tl.float32)
             score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-            if (q_start < full_first) | (q_start >= full_end):
+            if q_start < full_first:
                 allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
                 score = tl.where(allowed, score, float("-inf"))
             p = tl.exp2(score * to_log2 - shift[None, :])
@@ -261,7 +260,6 @@ def attention_backward_kv(
             kv_last = tl.minimum(kv_start + BLOCK_KV, kv_len) - 1
             q_first = kv_start // BLOCK_Q * BLOCK_Q
             full_first = kv_last
-            full_end = q_len // BLOCK_Q * BLOCK_Q
             q_end = q_len
             for q_start in tl.range(q_first, q_end, BLOCK_Q, num_stages=1):
                 rows = q_start + tl.arange(0, BLOCK_Q)
@@ -273,7 +271,7 @@ def attention_backward_kv(
                 q_idx = tl.minimum(rows, q_len - 1)[None, :]
                 q_f32 = q_idx.to(tl.float32)
                 score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-                if (q_start < full_first) | (q_start >= full_end):
+                if q_start < full_first:
                     allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
                     score = tl.where(allowed, score, float("-inf"))
                 p = tl.exp2(score * to_log2 - shift[None, :])

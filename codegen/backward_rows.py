@@ -1,0 +1,100 @@
+"""Gathers what the small files of a backward say, whose programs read rows and walk nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexc.codegen.arguments import Argument
+from flexc.codegen.backward_form import backward_form
+from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.hoisting import Function, Hoisting
+from flexc.codegen.module import Constant
+from flexc.codegen.plan import KernelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RowsView:
+    """Everything that the template of the rows' kernel reads."""
+
+    header: str
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
+    arguments: tuple[str, ...]
+    out_mask: str
+    has_grad_lse: bool
+    sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SumsView:
+    """Everything that the template of the kernel reads that finishes dQ."""
+
+    header: str
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
+    arguments: tuple[str, ...]
+    head_lines: tuple[str, ...]
+    scale: str | None
+    dim: str
+    q_mask: str
+
+
+def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argument, ...]) -> RowsView:
+    """What the file says of the kernel that finds delta and shift."""
+    spec = backward.forward
+    padded = plan.padded_dim_v != spec.head_dim_v
+    constants = [
+        Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a program"),
+        Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+    ]
+    if padded:
+        constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
+    constants += [PADDED_TO, LOG2E]
+    return RowsView(
+        header=header(backward, Entry.ROWS, plan, ()),
+        constants=tuple(constants),
+        helpers=(),
+        fast_tanh=False,
+        functions=(),
+        arguments=tuple(a.name for a in arguments),
+        out_mask="in_rows[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if padded else ""),
+        has_grad_lse=backward.has_grad_lse,
+        sinks=spec.has_sinks,
+    )
+
+
+def sums_view(
+    backward: BackwardSpec, plan: KernelPlan, names: tuple[str, ...], arguments: tuple[Argument, ...]
+) -> SumsView:
+    """What the file says of the kernel that finishes dQ."""
+    spec = backward.forward
+    form = backward_form(backward, scatters=False)
+    factor = form.factor if form.factor_is_global else None
+    hoisting = Hoisting(spec, names, [] if factor is None else [factor], {a.name for a in arguments})
+    scale: str | None = "scale"
+    if form.factor is not None:
+        scale = hoisting.scale(factor) if factor is not None else None
+    padded = plan.padded_dim != spec.head_dim
+    constants = [
+        Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a program"),
+        Constant("PADDED_DIM", plan.padded_dim, "head dimension of q, to a power of two"),
+    ]
+    if padded:
+        constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
+    return SumsView(
+        header=header(backward, Entry.Q_SUMS, plan, ()),
+        constants=(*constants, PADDED_TO),
+        helpers=tuple(sorted(hoisting.helpers)),
+        fast_tanh=plan.fast_tanh,
+        functions=(),
+        arguments=tuple(a.name for a in arguments),
+        head_lines=hoisting.head,
+        scale=scale,
+        dim="HEAD_DIM" if padded else "PADDED_DIM",
+        q_mask="in_rows[:, None]" + (" & (dims < HEAD_DIM)[None, :]" if padded else ""),
+    )

@@ -1,0 +1,59 @@
+"""Which kernels make up a backward, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.target import MatrixUnit, Target
+
+FUSED_OPTION = "backward_fused"
+
+
+class Schedule(NamedTuple):
+    """Kernels in order of their launch, and the reason for these."""
+
+    entries: tuple[Entry, ...]
+    why: str
+
+
+def schedule(
+    backward: BackwardSpec,
+    target: Target,
+    options: Mapping[str, object],
+    *,
+    wants_q: bool = True,
+    wants_kv: bool = True,
+) -> Schedule:
+    """The kernels of `backward`.
+
+    Args:
+        backward: what is computed.
+        target: decides what is faster.
+        options: "backward_fused" True or False decides instead, but for deterministic gradients.
+        wants_q: whether the gradient of q is wanted.
+        wants_kv: whether any of k, v or a captured tensor is.
+    """
+    if wants_q and wants_kv:
+        fused, why = _fused(backward, target, options.get(FUSED_OPTION))
+        if fused:
+            return Schedule((Entry.ROWS, Entry.FUSED, Entry.Q_SUMS), why)
+    else:
+        why = "not all gradients are wanted"
+    apart = [Entry.KV] if wants_kv else []
+    return Schedule((Entry.ROWS, *apart, *([Entry.Q] if wants_q else [])), why)
+
+
+def _fused(backward: BackwardSpec, target: Target, wanted: object) -> tuple[bool, str]:
+    """Whether one kernel finds all gradients.
+
+    Fused takes five matrix products where two kernels take seven, but adds every tile of dQ to memory.
+    """
+    if backward.deterministic:
+        return False, "dQ is a sum in one order"
+    if wanted is not None:
+        return bool(wanted), "asked for"
+    if target.matrix_unit is MatrixUnit.WGMMA:
+        return False, "the large tiles that wgmma wants leave few registers for dQ"
+    return True, "five matrix products in place of seven"
