@@ -16,7 +16,7 @@ from flexc.bench.facts import KernelFacts
 from flexc.bench.golden import make_golden, share
 from flexc.bench.peers import NotOffered, Peer, Run
 from flexc.bench.ready import Job, make_ready
-from flexc.bench.report import markdown, notes, rows
+from flexc.bench.report import markdown, mod_costs, notes, rows
 from flexc.bench.run import Cell, Entry, choose_peers, run_cell, to_json
 from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
@@ -156,12 +156,14 @@ def test_a_cell_is_made_ready_by_name() -> None:
     assert why == "compiled for GPUs only in this benchmark"
 
 
-def _cell(backward: bool, peers: Mapping[str, float], kernels: tuple[KernelFacts, ...]) -> Cell:
+def _cell(
+    backward: bool, peers: Mapping[str, float], kernels: tuple[KernelFacts, ...], case: str = "causal"
+) -> Cell:
     entries = tuple(
         Entry(name, 0.0, Timing(ms, ms, ms, 21.4), 1000 / ms, 0.5, kernels if name == "flexc" else ())
         for name, ms in peers.items()
     )
-    return Cell("causal", 1, 2, 4096, 64, "bfloat16", backward, 0.5, 0.1, entries)
+    return Cell(case, 1, 2, 4096, 64, "bfloat16", backward, 0.5, 0.1, entries)
 
 
 def test_a_report_shows_what_kernels_are_made_of_beside_the_times() -> None:
@@ -185,11 +187,19 @@ def test_a_report_shows_what_kernels_are_made_of_beside_the_times() -> None:
     }  # fmt: skip
     assert found[1]["torch-flex"] == found[1]["registers"] == ""
     text = markdown(cells, {"device": "a GPU"}, "flexc bench", "2026-11-30")
-    assert "device a GPU; 2026-11-30." in text
-    assert "```\nflexc bench\n```" in text
-    assert "Backward, TFLOP/s\n\n| case |" in text
-    assert "Forward" not in text
+    assert "Written on 2026-11-30 by\n\n```\nflexc bench\n```\n\non device a GPU." in text
+    assert "### Backward\n\n| case |" in text
+    assert "### Forward" not in text
+    assert "lie 0.0 % of the median apart" in text
     assert to_json(cells, {})["cells"][0]["entries"][0]["kernels"][0]["instructions"]["stored"] == 8
+
+
+def test_what_mods_cost() -> None:
+    cells = [
+        _cell(False, {"flexc": ms}, (), case) for case, ms in (("none", 1), ("causal", 2), ("alibi", 2.5))
+    ]
+    cells.append(_cell(True, {"flexc": 2}, (), "alibi"))
+    assert mod_costs(cells) == [["", "D", "S", "alibi"], ["forward", "64", "4,096", "80 %"]]
 
 
 def test_unknown_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from flexc.bench.facts import KernelFacts
@@ -10,6 +11,15 @@ from flexc.bench.run import Cell, Entry
 Rows = list[list[str]]
 
 _OWN = ("flexc", "flexc-deterministic")
+_BASIS = "causal"
+_HOW = """\
+TFLOP/s of the pairs that may attend, of which "share" is the part: the forward has `4 * D` operations a pair,
+the backward, timed alone, 2.5 times that. One process; the columns of a row alternate call by call over three
+sets of random inputs; medians, by CUDA events, of the device's time alone; everything was compiled before. Only
+results within twice plain PyTorch's error against fp64 have a speed. "ratio" is how many times as fast flexc is,
+"of peak" the share of the GPU's matrix rate, "host µs" what a warm call in a row of 20 costs the host. Registers
+a thread, bytes of spill stores/loads, matrix and TMA instructions in the code, and shared memory are those of
+flexc's kernels, joined by + where a call launches several."""
 
 
 def title(cell: Cell) -> str:
@@ -104,18 +114,50 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     return [f"{peer}: {note} [{', '.join(dict.fromkeys(where))}]" for (peer, note), where in found.items()]
 
 
+def mod_costs(cells: Sequence[Cell]) -> Rows:
+    """How fast flexc is with each mod, in percent of causal at the same size."""
+    found = {(cell.case, *_size(cell)): entry.tflops for cell in cells if (entry := _timed(cell, "flexc"))}
+    sizes = [size for size in dict.fromkeys(map(_size, cells)) if found.get((_BASIS, *size))]
+    cases = [case for case in dict.fromkeys(cell.case for cell in cells) if case not in ("none", _BASIS)]
+    table = [["", "D", "S", *cases]]
+    for size in sizes:
+        basis = found[_BASIS, *size] or 1.0
+        speeds = [found.get((case, *size)) for case in cases]
+        backward, head_dim, length = size
+        row = ["backward" if backward else "forward", str(head_dim), f"{length:,}"]
+        table.append(row + ["" if speed is None else f"{100 * speed / basis:.0f} %" for speed in speeds])
+    return table
+
+
+def _size(cell: Cell) -> tuple[bool, int, int]:
+    return cell.backward, cell.head_dim, cell.length
+
+
+def spread(cells: Sequence[Cell]) -> str:
+    """How far the times of flexc's calls lie apart, in a sentence; empty when there are none."""
+    timings = [entry.timing for cell in cells if (entry := _timed(cell, "flexc")) and entry.timing]
+    if not timings:
+        return ""
+    found = sorted((t.high_ms - t.low_ms) / t.median_ms for t in timings)
+    return (
+        f"The 10th and 90th percentiles of flexc's calls lie {100 * statistics.median(found):.1f} % of the "
+        f"median apart in the median cell, {100 * found[-1]:.0f} % in the widest."
+    )
+
+
 def markdown(cells: Sequence[Cell], environment: Mapping[str, str], command: str, date: str) -> str:
-    """The tables of forward and backward, with what they depend on and the command that makes them again."""
+    """A section of PERFORMANCE.md: tables, how they were measured, and the command that makes them again."""
     where = ", ".join(f"{name} {value}" for name, value in environment.items())
-    parts = [f"{where}; {date}.\n\n```\n{command}\n```"]
+    parts = [f"Written on {date} by\n\n```\n{command}\n```\n\non {where}.", _HOW]
     for backward in (False, True):
         chosen = [cell for cell in cells if cell.backward is backward]
         if chosen:
-            parts.append(f"{'Backward' if backward else 'Forward'}, TFLOP/s\n\n{as_markdown(rows(chosen))}")
-    said = notes(cells)
-    if said:
-        parts.append("\n".join(f"- {line}" for line in said))
-    return "\n\n".join(parts) + "\n"
+            parts.append(f"### {'Backward' if backward else 'Forward'}\n\n{as_markdown(rows(chosen))}")
+    costs = mod_costs(cells)
+    if len(costs) > 1:
+        parts.append(f"### Speed with a mod, in percent of causal's\n\n{as_markdown(costs)}")
+    parts.append("\n".join(f"- {line}" for line in [spread(cells), *notes(cells)] if line))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def as_markdown(table: Rows) -> str:
