@@ -13,13 +13,13 @@ Rows = list[list[str]]
 _OWN = ("flexc", "flexc-deterministic")
 _BASIS = "causal"
 _HOW = """\
-TFLOP/s of the pairs that may attend, of which "share" is the part: the forward has `4 * D` operations a pair,
-the backward, timed alone, 2.5 times that. One process; the columns of a row alternate call by call over three
-sets of random inputs; medians, by CUDA events, of the device's time alone; everything was compiled before. Only
-results within twice plain PyTorch's error against fp64 have a speed. "ratio" is how many times as fast flexc is,
-"of peak" the share of the GPU's matrix rate, "host µs" what a warm call in a row of 20 costs the host. Registers
-a thread, bytes of spill stores/loads, matrix and TMA instructions in the code, and shared memory are those of
-flexc's kernels, joined by + where a call launches several."""
+TFLOP/s of the pairs that may attend, of which "share" is the part: the forward has `4 * D` operations a
+pair, the backward, timed alone, 2.5 times that. One process; the columns of a row alternate call by call
+over three sets of random inputs; medians, by CUDA events, of the device's time alone; everything was
+compiled before. Only results within twice plain PyTorch's error against fp64 have a speed. "ratio" is how
+many times as fast flexc is, "of peak" the share of the GPU's matrix rate, "host µs" what a warm call in a
+row of 20 costs the host. Registers a thread, bytes of spill stores/loads, matrix and TMA instructions in
+the code, and shared memory are those of flexc's kernels, joined by + where a call launches several."""
 
 
 def title(cell: Cell) -> str:
