@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from flexc.api import attention
+from flexc.bench import golden as golden_module
 from flexc.bench.apart import run_apart
 from flexc.bench.cases import CASES, Case, Problem, make_case
 from flexc.bench.cells import Plan, plans, problems
 from flexc.bench.facts import KernelFacts
 from flexc.bench.golden import make_golden, share
-from flexc.bench.peers import NotOffered, Peer, Run
+from flexc.bench.peers import NotOffered, Peer, Run, call_once
 from flexc.bench.ready import Job, make_ready
 from flexc.bench.report import markdown, mod_costs, notes, rows
 from flexc.bench.run import Cell, Entry, choose_peers, run_cell, to_json
@@ -34,9 +35,26 @@ def test_cases_are_right(name: str) -> None:
     golden = make_golden(case, PROBLEM, inputs)
     out = attention(*inputs, mask_mod=case.mask, score_mod=case.score, backend="reference")
     assert isinstance(out, torch.Tensor)
-    assert golden.accepts(golden.error(out))
-    assert not golden.accepts(golden.error(out + 1e-2))
-    assert not golden.accepts(golden.error(out * float("nan")))
+    assert golden.accepts(golden.errors([out]))
+    assert not golden.accepts(golden.errors([out + 1e-2]))
+    assert not golden.accepts(golden.errors([out * float("nan")]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_cases_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden_module, "_BAND", 200 * 64)  # four bands of rows
+    case = make_case(name, PROBLEM)
+    inputs = PROBLEM.inputs(0)
+    golden = make_golden(case, PROBLEM, inputs, backward=True)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = attention(q, k, v, mask_mod=case.mask, score_mod=case.score, backend="reference")
+        return out
+
+    found = list(call_once(run, inputs, backward=True))
+    assert golden.accepts(golden.errors(found))
+    for n in range(3):
+        assert not golden.accepts(golden.errors([x + 1e-2 * (i == n) for i, x in enumerate(found)]))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("none", 1.0), ("causal", 201 / 400)])

@@ -1,11 +1,14 @@
-"""The fp64 result of a sample of query rows, and how far a result is from it.
+"""The fp64 result of a sample, and how far a result is from it.
 
-Rows are independent of each other: a sample with all keys costs O(rows x length), not O(length squared).
+Rows of the output and of the gradient of q are independent of each other: a sample of rows with all keys
+costs O(rows x length), not O(length squared). The gradients of k and v are those of one head, a band of rows
+at a time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,68 +23,103 @@ ROWS = 64
 _ROUND_OFF = 1e-6
 _CHUNK = 1 << 26
 """Pairs evaluated at once when they are counted."""
+_BAND = 1 << 24
+"""Pairs of one head whose gradients are computed at once."""
 
 Values = tuple[torch.Tensor | int | float | bool, ...]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Golden:
-    """`out` (B, H, rows, D) in fp64 for the query indices `rows`; `plain_error` is that of plain PyTorch."""
+    """`exact`, in fp64, is what `sample` takes of the results; `plain_errors` are those of plain PyTorch."""
 
     rows: torch.Tensor
-    out: torch.Tensor
-    plain_error: float
+    exact: tuple[torch.Tensor, ...]
+    plain_errors: tuple[float, ...]
 
-    def error(self, out: torch.Tensor) -> float:
-        """The largest absolute difference in the sampled rows of a full result (B, H, L, D)."""
-        difference = (out[:, :, self.rows].double() - self.out).abs().max()
-        return float(difference) if math.isfinite(float(difference)) else math.inf
+    @property
+    def plain_error(self) -> float:
+        """The largest of plain PyTorch."""
+        return max(self.plain_errors)
 
-    def accepts(self, error: float) -> bool:
+    def sample(self, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Some rows of the output or of the gradient of q; those of k and v for one head."""
+        first, *rest = results
+        return (first[:, :, self.rows], *(x[-1:, -1:] for x in rest))
+
+    def errors(self, results: Sequence[torch.Tensor]) -> tuple[float, ...]:
+        """The largest absolute difference in each result, inf where one is not finite."""
+        return tuple(_distance(x, exact) for x, exact in zip(self.sample(results), self.exact, strict=True))
+
+    def accepts(self, errors: Sequence[float]) -> bool:
         """The tolerance rule: at most twice the error of plain PyTorch in the same dtype, plus round-off."""
-        return error <= 2 * self.plain_error + _ROUND_OFF
+        return all(e <= 2 * plain + _ROUND_OFF for e, plain in zip(errors, self.plain_errors, strict=True))
 
 
-def make_golden(
-    case: Case,
-    problem: Problem,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    *,
-    backward: bool = False,
-) -> Golden:
-    """Computes the sampled rows in fp64 and in the problem's own dtype.
+def _distance(x: torch.Tensor, exact: torch.Tensor) -> float:
+    difference = float((x.double() - exact).abs().max())
+    return difference if math.isfinite(difference) else math.inf
 
-    With `backward`, those of the gradient of q, where the gradient that comes in is q itself.
+
+def make_golden(case: Case, problem: Problem, inputs: Inputs, *, backward: bool = False) -> Golden:
+    """Computes the sample in fp64 and in the problem's own dtype.
+
+    With `backward`, that of the gradients of q, k and v, where the gradient that comes in is q itself.
     """
     count = min(ROWS, problem.length)
     rows = torch.arange(count, device=problem.device) * (problem.length - 1) // max(count - 1, 1)
     mods, values, _ = resolve(case.score, case.mask)
-    q, k, v = inputs
-    q = q[:, :, rows]
-    compute = _gradient_of_q if backward else _attend
-    exact = compute(mods, values, rows, q.double(), k.double(), v.double())
-    plain = compute(mods, values, rows, q, k, v)
-    return Golden(rows, exact, float((plain.double() - exact).abs().max()))
+    head = (problem.batch - 1, problem.heads - 1)
+
+    def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        some = q[:, :, rows]
+        if not backward:
+            return (_attend(mods, values, _env(some, rows, k.shape[2], values), some, k, v),)
+        leaf = some.detach().requires_grad_()
+        with torch.enable_grad():
+            out = _attend(mods, values, _env(some, rows, k.shape[2], values), leaf, k, v)
+        (gradient,) = torch.autograd.grad(out, leaf, some)
+        return gradient, *_gradients_of_one_head(mods, values, head, q[-1:, -1:], k[-1:, -1:], v[-1:, -1:])
+
+    exact = compute(*(x.double() for x in inputs))
+    plain = compute(*inputs)
+    return Golden(rows, exact, tuple(_distance(x, e) for x, e in zip(plain, exact, strict=True)))
 
 
-def _gradient_of_q(
-    mods: Mods, values: Values, rows: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
-    leaf = q.detach().requires_grad_()
-    with torch.enable_grad():
-        out = _attend(mods, values, rows, leaf, k, v)
-    (gradient,) = torch.autograd.grad(out, leaf, q)
-    return gradient
+def _gradients_of_one_head(
+    mods: Mods,
+    values: Values,
+    head: tuple[int, int],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of k and v, (1, 1, S, D), the sums over bands of rows in fp32 or more."""
+    wide = _wide(q.dtype)
+    leaves = (k.detach().requires_grad_(), v.detach().requires_grad_())
+    sums = tuple(torch.zeros_like(x, dtype=wide) for x in leaves)
+    step = max(1, _BAND // k.shape[2])
+    for first in range(0, q.shape[2], step):
+        band = q[:, :, first : first + step]
+        rows = torch.arange(first, first + band.shape[2], device=q.device)
+        with torch.enable_grad():
+            env = _env(band, rows, k.shape[2], values, head)
+            out = _attend(mods, values, env, band, *leaves)
+        for total, part in zip(sums, torch.autograd.grad(out, leaves, band), strict=True):
+            total += part
+    return sums[0], sums[1]
 
 
 def _attend(
-    mods: Mods, values: Values, rows: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    mods: Mods, values: Values, env: Env, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
-    score = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[3])
-    env = _env(q, rows, k.shape[2], values, score)
+    score = (q @ k.transpose(-1, -2)).to(_wide(q.dtype)) / math.sqrt(q.shape[3])
     if mods.score is not None:
-        score = torch.as_tensor(evaluate(mods.score, env)).to(wide).expand_as(score)
+        seen = Env(
+            inputs={**env.inputs, Input.SCORE: score}, values=values, xp=torch, float_dtype=score.dtype
+        )
+        score = torch.as_tensor(evaluate(mods.score, seen)).to(score.dtype).expand_as(score)
     if mods.mask is not None:
         allowed = torch.as_tensor(evaluate(mods.mask, env), device=q.device)
         score = score.masked_fill(~allowed, -math.inf)
@@ -89,24 +127,34 @@ def _attend(
     return weights.to(v.dtype) @ v
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 def _env(
-    q: torch.Tensor, rows: torch.Tensor, kv_len: int, values: Values, score: torch.Tensor | None = None
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    kv_len: int,
+    values: Values,
+    head: tuple[int, int] = (0, 0),
 ) -> Env:
-    def axis(count: int, dim: int) -> torch.Tensor:
+    """Indices of rows (B, H, rows, D) of q, whose first batch and head have the numbers `head`."""
+
+    def axis(numbers: torch.Tensor, dim: int) -> torch.Tensor:
         shape = [1, 1, 1, 1]
-        shape[dim] = count
-        return torch.arange(count, device=q.device).view(shape)
+        shape[dim] = len(numbers)
+        return numbers.view(shape)
+
+    def count(n: int, first: int = 0) -> torch.Tensor:
+        return torch.arange(first, first + n, device=q.device)
 
     inputs = {
-        Input.B: axis(q.shape[0], 0),
-        Input.H: axis(q.shape[1], 1),
-        Input.Q_IDX: rows.view(1, 1, -1, 1),
-        Input.KV_IDX: axis(kv_len, 3),
+        Input.B: axis(count(q.shape[0], head[0]), 0),
+        Input.H: axis(count(q.shape[1], head[1]), 1),
+        Input.Q_IDX: axis(rows, 2),
+        Input.KV_IDX: axis(count(kv_len), 3),
     }
-    if score is not None:
-        inputs[Input.SCORE] = score
-    float_dtype = torch.float32 if score is None else score.dtype
-    return Env(inputs=inputs, values=values, xp=torch, float_dtype=float_dtype)
+    return Env(inputs=inputs, values=values, xp=torch, float_dtype=torch.float32)
 
 
 def share(case: Case, problem: Problem) -> float:

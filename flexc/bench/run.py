@@ -19,7 +19,7 @@ import torch
 from flexc._version import __version__
 from flexc.bench.cases import Case, Problem
 from flexc.bench.facts import KernelFacts, kernels_of
-from flexc.bench.golden import make_golden, share
+from flexc.bench.golden import Golden, make_golden, share
 from flexc.bench.peers import PEERS, Inputs, NotOffered, Peer, Run, backward_of, call_once
 from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
@@ -32,7 +32,8 @@ INPUT_SETS = 3
 class Entry:
     """One peer in one cell. `timing` is None, and `note` says why, when it has no speed.
 
-    `of_peak` is the share of the GPU's matrix rate that `tflops` is; `kernels` are those of flexc's own.
+    `error` is the largest absolute one of its results; `of_peak` is the share of the GPU's matrix rate
+    that `tflops` is; `kernels` are those of flexc's own.
     """
 
     peer: str
@@ -117,16 +118,16 @@ def run_cell(
         if peer.name in absent:
             entries[peer.name] = Entry(peer.name, note=absent[peer.name])
             continue
-        entry, run = _first_call(peer, case, problem, inputs[0], golden.error, backward=backward)
-        if run is not None and entry.error is not None:
-            if golden.accepts(entry.error):
+        entry, run, errors = _first_call(peer, case, problem, inputs[0], golden, backward=backward)
+        if run is not None:
+            if golden.accepts(errors):
                 calls[peer.name] = [
                     backward_of(run, each) if backward else partial(run, *each) for each in inputs
                 ]
                 entry = replace(entry, kernels=kernels_of(calls[peer.name][0]))
             else:
-                note = f"wrong: error {entry.error:.1e}, plain PyTorch {golden.plain_error:.1e}"
-                entry = replace(entry, note=note)
+                plain = _listed(golden.plain_errors)
+                entry = replace(entry, note=f"wrong: error {_listed(errors)}, plain PyTorch {plain}")
         entries[peer.name] = entry
     left = None if seconds is None else seconds - (time.perf_counter() - before)
     flops = _flops(problem, fraction, backward=backward)
@@ -161,28 +162,33 @@ def _peak(problem: Problem) -> float | None:
     return matrix_rate(torch.cuda.current_device())
 
 
+def _listed(errors: Sequence[float]) -> str:
+    return ", ".join(f"{error:.1e}" for error in errors)
+
+
 def _first_call(
     peer: Peer,
     case: Case,
     problem: Problem,
     inputs: Inputs,
-    measure: Callable[[torch.Tensor], float],
+    golden: Golden,
     *,
     backward: bool,
-) -> tuple[Entry, Run | None]:
+) -> tuple[Entry, Run | None, tuple[float, ...]]:
     before = time.perf_counter()
     try:
         run = peer.prepare(case, problem)
-        out = call_once(run, inputs, backward=backward)[0]
+        results = call_once(run, inputs, backward=backward)
         if problem.device.type == "cuda":
             torch.cuda.synchronize()
     except NotOffered as reason:
-        return Entry(peer.name, note=str(reason)), None
+        return Entry(peer.name, note=str(reason)), None, ()
     except Exception as error:  # whatever a peer's fault is, the others are timed
         text = str(error).splitlines() or [""]
-        return Entry(peer.name, note=f"{type(error).__name__}: {text[0][:100]}"), None
+        return Entry(peer.name, note=f"{type(error).__name__}: {text[0][:100]}"), None, ()
     seconds = time.perf_counter() - before
-    return Entry(peer.name, error=measure(out), first_call_s=seconds), run
+    errors = golden.errors(results)
+    return Entry(peer.name, error=max(errors), first_call_s=seconds), run, errors
 
 
 def environment() -> dict[str, str]:
