@@ -25,7 +25,7 @@ from flexc.check import (
 )
 from flexc.errors import UnsupportedFeature
 from flexc.execute import in_autocast_dtype, new_seed, readable, run
-from flexc.prepared import Key, replay
+from flexc.prepared import Place, replay
 from flexc.provenance import without_own_map
 from flexc.resolve import resolve
 
@@ -151,11 +151,22 @@ def attention(
             mask_mod=mask_mod, score_mod=score_mod, block_mask=block_mask, scale=scale, sinks=sinks,
             dropout_p=dropout_p, deterministic=deterministic, backend=backend, options=options,
         )  # fmt: skip
-    key: Key | None = None
-    plain = out is None and block_mask is None and dropout_p == 0.0
+    place: Place | None = None
+    plain = out is None and dropout_p == 0.0
     if plain and backend in ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
-        repeated, key = replay(
-            q, k, v, score_mod, mask_mod, scale, sinks, return_lse, deterministic, options, backend
+        repeated, place = replay(
+            q,
+            k,
+            v,
+            score_mod,
+            mask_mod,
+            block_mask,
+            scale,
+            sinks,
+            return_lse,
+            deterministic,
+            options,
+            backend,
         )
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]
@@ -197,7 +208,7 @@ def attention(
     result, lse = run(
         without_own_map(call) if chosen in ON_GPU and block_mask is not None else call,
         chosen,
-        key if call.q is q and call.k is k and call.v is v else None,
+        place if call.q is q and call.k is k and call.v is v else None,
     )
     if not return_lse:
         return result

@@ -11,7 +11,7 @@ from flexc.call import AttentionCall, Gradients
 from flexc.errors import UnknownOption, UnsupportedFeature
 
 if TYPE_CHECKING:
-    from flexc.prepared import Key
+    from flexc.prepared import Place
 
 BACKENDS = ("auto", "triton", "hopper", "cpu", "reference")
 ON_GPU = ("auto", "triton", "hopper")
@@ -44,11 +44,11 @@ def choose(backend: str, device: torch.device) -> str:
 
 
 def forward(
-    call: AttentionCall, backend: str, key: Key | None = None
+    call: AttentionCall, backend: str, place: Place | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The result of a call on the backend of that name, one of `choose`.
 
-    Autograd sees only what the reference computes. With a `key`, a launch on the GPU is kept for calls that
+    Autograd sees only what the reference computes. With a `place`, a launch on the GPU is kept for calls that
     repeat it.
     """
     call = _with_seed(call, backend)
@@ -60,7 +60,7 @@ def forward(
         from flexc import gpu
         from flexc.refit import refitted
 
-        return gpu.run(refitted(call), key, backend)
+        return gpu.run(refitted(call), place, backend)
     from flexc import cpu
 
     return cpu.run(call)

@@ -6,6 +6,7 @@ in, never on contents, so the same steps serve the next step of training: only a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -126,7 +127,7 @@ class Script:
             constants=constants,
             actions=tuple(actions),
             results=tuple(self._refs[id(x)].number for x in results),
-            maps=tuple(self._maps),
+            maps=tuple(map(weakref.ref, self._maps)),
             held=tuple(self._constants),
         )
 
@@ -179,14 +180,17 @@ class Recorded:
     constants: list[Number]
     actions: tuple[_Action, ...]
     results: tuple[int, ...]
-    maps: tuple[DeviceMap, ...]
+    maps: tuple[weakref.ref[DeviceMap], ...]
+    """Those that may have been built on another stream. A user's map that is no more is ready."""
     held: tuple[torch.Tensor, ...]
     """What constants are addresses of."""
 
     def run(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The results for these tensors, on the current device, which is theirs; the first is not None."""
-        for block_map in self.maps:
-            block_map.ready_here()
+        for reference in self.maps:
+            block_map = reference()
+            if block_map is not None:
+                block_map.ready_here()
         tensors: Tensors = [*given, *(None,) * self.n_blank]
         for number, make in self.makers:
             tensors[number] = make(tensors)

@@ -12,13 +12,13 @@ from flexc.errors import NotDifferentiable
 from flexc.lru import LRU
 
 if TYPE_CHECKING:
-    from flexc.prepared import Key
+    from flexc.prepared import Place
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
+def run(call: AttentionCall, backend: str, place: Place | None = None) -> Result:
     """The output and lse of a call on the backend of that name.
 
     The operator costs some time of the host, so only calls that something watches go through it: autograd, a
@@ -33,11 +33,11 @@ def run(call: AttentionCall, backend: str, key: Key | None = None) -> Result:
             hint="leave out= away, or call it under torch.no_grad()",
         )
     if plain and (backend == "reference" or not differentiates):
-        return forward(call, backend, key)
-    if plain and key is not None:
+        return forward(call, backend, place)
+    if plain and place is not None:
         from flexc.prepared_step import prepare
 
-        prepared = prepare(call, key, backend)
+        prepared = prepare(call, place, backend)
         if prepared is not None:
             return prepared
     return _through_operator(call, backend, differentiates)

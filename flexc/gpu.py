@@ -13,33 +13,33 @@ from flexc.errors import BackendUnavailable
 from flexc.gpu_facts import target_of
 from flexc.ir.spec import Blocks
 from flexc.launch import Launch
-from flexc.prepared import Key, Prepared, Step, can_keep, keep
+from flexc.prepared import Place, Prepared, Step, can_keep, keep
 
 Value = torch.Tensor | int | float | bool
 
 
 def run(
-    call: AttentionCall, key: Key | None = None, backend: str = "triton"
+    call: AttentionCall, place: Place | None = None, backend: str = "triton"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute a call on its GPU, or with the Triton interpreter when `TRITON_INTERPRET=1` is set.
 
-    With a `key` the launch is kept for calls that repeat it. `backend`: "triton", "hopper", or "auto".
+    With a `place` the launch is kept for calls that repeat it. `backend`: "triton", "hopper", or "auto".
     """
     if not call.q.is_cuda:
         return _interpreted(call, backend)
     launch, is_aligned = _launch(call, backend)
-    if key is not None and is_aligned and launch.programs and can_keep(call):
-        keep(key, Prepared(call, launch))
+    if place is not None and is_aligned and launch.programs and can_keep(call, place):
+        keep(place, Prepared(call, launch, place.given, None))
     return launch.run()
 
 
-def prepare(call: AttentionCall, key: Key, backend: str, step: Step) -> Prepared | None:
+def prepare(call: AttentionCall, place: Place, backend: str, step: Step) -> Prepared | None:
     """Keep the launch of a call whose results need gradients; None where it is of a kind that is not kept."""
     launch, is_aligned = _launch(call, backend)
-    if not (is_aligned and launch.programs and can_keep(call)):
+    if not (is_aligned and launch.programs and can_keep(call, place)):
         return None
-    prepared = Prepared(call, launch, step)
-    keep(key, prepared)
+    prepared = Prepared(call, launch, place.given, step)
+    keep(place, prepared)
     return prepared
 
 

@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from flexc.block_mask import as_block_mask
 from flexc.call import AttentionCall
 from flexc.device_map import DeviceMap
 from flexc.execute import PLAIN, is_watched
+from flexc.ir.blockmap import BlockMap
 from flexc.launch import Launch
 from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
 
-Key = tuple[object, ...]
+Map = BlockMap | DeviceMap
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Value = torch.Tensor | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call is kept: what decides it, with objects by their identity."""
+
+    key: tuple[object, ...]
+    given: Map | None
+    """The user's block map."""
+    n_values: int
 
 
 class Step(Protocol):
@@ -45,26 +58,29 @@ class Prepared:
     """One launch with all but its addresses filled in. Captured tensors are held weakly.
 
     A block map was found from what they held; a kernel without one reads them anew each time. A CUDA graph
-    has maps of its own, which its replays find anew. With a `step`, the results need gradients.
+    has maps of its own, which its replays find anew. The map that a user gave is held weakly, too. With a
+    `step`, the results need gradients.
     """
 
-    def __init__(self, call: AttentionCall, launch: Launch, step: Step | None = None) -> None:
+    def __init__(self, call: AttentionCall, launch: Launch, given: Map | None, step: Step | None) -> None:
         q, block_map = call.q, launch.block_map
         self._launch = launch.kernel.launcher.repeat(launch.programs, q.device.index, launch.tail)
-        self.block_map = block_map if isinstance(block_map, DeviceMap) else None
         self._step = step
         self._out = (*q.shape[:3], call.v.shape[3])
         self._lse = tuple(q.shape[:3]) if call.return_lse else None
+        watches = block_map is not None or given is not None
         tensors = [(slot, x) for slot, x in enumerate(call.values) if isinstance(x, torch.Tensor)]
         self._slots = [slot for slot, _ in tensors]
         self._needs = [step is not None and x.requires_grad for _, x in tensors]
         self._captured = [
-            (weakref.ref(x), x.data_ptr(), x.shape, None if block_map is None else x._version)
-            for _, x in tensors
+            (weakref.ref(x), x.data_ptr(), x.shape, x._version if watches else None) for _, x in tensors
         ]
         self._numbers = [(slot, x) for slot, x in enumerate(call.values) if not isinstance(x, torch.Tensor)]
+        self._given = None if given is None else weakref.ref(given)
+        self._map = block_map if isinstance(block_map, DeviceMap) and block_map is not given else None
+        self.reads_map = block_map is not None
         # What the key names by identity, and what the arguments are addresses of.
-        self._held = (call.mods, block_map, launch.uploads)
+        self._held = (call.mods, launch.uploads)
 
     def run(
         self,
@@ -73,14 +89,19 @@ class Prepared:
         v: torch.Tensor,
         sinks: torch.Tensor | None,
         values: tuple[Value, ...],
+        given: Map | None,
     ) -> Result | None:
         """Launch with these tensors; None when something has changed that decides more than addresses."""
         if values and not self._same(values):
             return None
-        if self.block_map is not None:
+        if self._given is not None and self._given() is not given:
+            return None
+        if self.reads_map:
             if torch.cuda.is_current_stream_capturing():
                 return None
-            self.block_map.ready_here()
+            block_map = given if self._map is None else self._map
+            if isinstance(block_map, DeviceMap):
+                block_map.ready_here()
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
             return None
         if self._step is None:
@@ -113,6 +134,12 @@ class Prepared:
                     return False
         return True
 
+    def is_lost(self) -> bool:
+        """Whether no call can repeat this one, since something that it depends on is no more."""
+        if self._given is not None and self._given() is None:
+            return True
+        return any(reference() is None for reference, *_ in self._captured)
+
     def holds(self, captured: Iterable[object]) -> bool:
         """Whether these are the captured tensors that the launch was prepared for, and unchanged."""
         for x, (reference, address, shape, version) in zip(captured, self._captured, strict=True):
@@ -127,10 +154,11 @@ class Prepared:
         return True
 
 
-def can_keep(call: AttentionCall) -> bool:
+def can_keep(call: AttentionCall, place: Place) -> bool:
     """Whether what a call depends on can be watched."""
     return (
         call.out is None
+        and len(call.values) == place.n_values  # else blocks were made a part of the mask
         and not torch.cuda.is_current_stream_capturing()
         and all(
             x.device == call.q.device and not x.is_inference()
@@ -140,7 +168,7 @@ def can_keep(call: AttentionCall) -> bool:
     )
 
 
-_prepared: LRU[Key, Prepared] = LRU(1024)
+_prepared: LRU[tuple[object, ...], Prepared] = LRU(1024)
 
 
 def replay(
@@ -149,16 +177,17 @@ def replay(
     v: torch.Tensor,
     score_mod: Callable[..., Any] | None,
     mask_mod: Callable[..., Any] | None,
+    block_mask: Any,
     scale: float | None,
     sinks: torch.Tensor | None,
     return_lse: bool,
     deterministic: bool,
     options: Mapping[str, object] | None,
     backend: str,
-) -> tuple[Result | None, Key | None]:
-    """The result of a call that was prepared before, or None and the key to prepare it under.
+) -> tuple[Result | None, Place | None]:
+    """The result of a call that was prepared before, or None and where to keep it.
 
-    No key: the call is of a kind that is not kept.
+    No place: the call is of a kind that is not kept.
     """
     if is_watched() or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None, None
@@ -176,9 +205,21 @@ def replay(
         return None, None
     score = None if score_mod is None else as_score_mod(score_mod).trace()
     mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()
+    values: tuple[Value, ...] = () if score is None else score.values
+    if mask is not None:
+        values = values + mask.values if values else mask.values
+    given, of_blocks = None, None
+    if block_mask is not None:
+        block_mask = as_block_mask(block_mask)
+        given = block_mask.block_map
+        second = block_mask.mask_mod
+        second = None if second is None or second is mask_mod else as_mask_mod(second).trace()
+        values = values if second is None else values + second.values
+        of_blocks = (id(given), None if second is None else id(second.graph), block_mask.shape)
     key = (
         None if score is None else id(score.graph),
         None if mask is None else id(mask.graph),
+        of_blocks,
         q.shape, q.stride(), q.dtype, q.get_device(),
         k.shape, k.stride(), k.dtype, k.get_device(),
         v.shape, v.stride(), v.dtype, v.get_device(),
@@ -189,12 +230,11 @@ def replay(
         torch.cuda.current_device(), backend,
     )  # fmt: skip
     found = _prepared.get(key)
-    if found is None:
-        return None, key
-    values: tuple[Value, ...] = () if score is None else score.values
-    if mask is not None:
-        values = values + mask.values if values else mask.values
-    return found.run(q, k, v, sinks, values), key
+    if found is not None:
+        result = found.run(q, k, v, sinks, values, given)
+        if result is not None:
+            return result, None
+    return None, Place(key, given, len(values))
 
 
 def _has_dtype_of_autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -202,6 +242,7 @@ def _has_dtype_of_autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     return q.dtype is dtype and k.dtype is dtype and v.dtype is dtype
 
 
-def keep(key: Key, prepared: Prepared) -> None:
-    """Let `replay` find a call."""
-    _prepared.put(key, prepared)
+def keep(place: Place, prepared: Prepared) -> None:
+    """Let `replay` find a call. What depends on tensors or maps that are no more is forgotten."""
+    _prepared.drop(Prepared.is_lost)
+    _prepared.put(place.key, prepared)

@@ -12,8 +12,10 @@ from flexc.call import AttentionCall
 from flexc.differentiate import NAMED, Numbers, gradients
 from flexc.execute import PLAIN, is_watched, statement_of
 from flexc.gpu_backward import as_kernels_read, record
+from flexc.map_tensors import tensors_of
 from flexc.operators import call_of, name_of
-from flexc.prepared import Key, Prepared, Result
+from flexc.prepared import Place, Prepared, Result
+from flexc.refit import refitted
 from flexc.statement import split_values
 
 
@@ -23,6 +25,8 @@ class Step:
 
     numbers: Numbers
     returns_lse: bool
+    blocks: tuple[torch.Tensor, ...]
+    """Those of the user's block map."""
     backwards: dict[tuple[object, ...], Recorded] = field(default_factory=dict, compare=False)
     """By the layouts of what goes in, and what needs a gradient."""
 
@@ -36,13 +40,13 @@ class Step:
         captured: list[torch.Tensor],
     ) -> Result:
         """The result, which knows its backward."""
-        tensors = (q, k, v, sinks, None, *captured)
+        tensors = (q, k, v, sinks, None, *captured, *self.blocks)
         found: Any = _Prepared.apply(self, prepared, *tensors)  # type: ignore[no-untyped-call]
         return found if self.returns_lse else (found, None)
 
 
 class _Prepared(torch.autograd.Function):
-    """Its tensors are those of `Numbers.inputs`: q, k, v, sinks, no seed, captured tensors, no blocks."""
+    """Its tensors are those of `Numbers.inputs`: q, k, v, sinks, no seed, captured tensors, blocks."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, prepared: Prepared, *tensors: Any) -> Any:
@@ -76,12 +80,13 @@ def _replay(
 
     A hook on saved tensors may have put others in their place, and a graph has maps of its own.
     """
-    q, k, v, sinks, _, *captured = tensors
+    q, k, v, sinks = tensors[:4]
+    captured = tensors[NAMED : NAMED + step.numbers.n_captures]
     if grad_out is None or is_watched() or torch.is_grad_enabled():
         return None
     if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.holds(captured):
         return None
-    if prepared.block_map is not None and torch.cuda.is_current_stream_capturing():
+    if prepared.reads_map and torch.cuda.is_current_stream_capturing():
         return None
     if torch.cuda.current_device() != q.get_device() or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return None
@@ -104,13 +109,13 @@ def _replay(
 def _record(
     step: Step, given: tuple[Any, ...], tensors: list[Any], places: list[int]
 ) -> tuple[list[torch.Tensor], Recorded]:
-    call, _ = call_of(*step.numbers.inputs(tensors))
+    call = refitted(call_of(*step.numbers.inputs(tensors))[0])
     names = [name_of(call, place - (place > NAMED - 1)) for place in places]
     out, lse, grad_out, grad_lse = given[3:7]
     return record(call, out, lse, grad_out, grad_lse, names)
 
 
-def prepare(call: AttentionCall, key: Key, backend: str) -> Result | None:
+def prepare(call: AttentionCall, place: Place, backend: str) -> Result | None:
     """The result of a call that needs gradients, prepared for calls that repeat it.
 
     None where it is of a kind that is not kept.
@@ -119,7 +124,13 @@ def prepare(call: AttentionCall, key: Key, backend: str) -> Result | None:
 
     tensors, integers, floats = split_values(call.captures, call.values)
     text = statement_of(call, backend, True)
-    step = Step(Numbers(len(tensors), tuple(integers), tuple(floats), call.scale, text), call.return_lse)
+    step = Step(
+        Numbers(len(tensors), tuple(integers), tuple(floats), call.scale, text),
+        call.return_lse,
+        () if call.block_map is None else tuple(tensors_of(call.block_map)),
+    )
     with torch.no_grad():
-        prepared = gpu.prepare(replace(call, return_lse=True), key, backend, step)
-    return None if prepared is None else prepared.run(call.q, call.k, call.v, call.sinks, call.values)
+        prepared = gpu.prepare(refitted(replace(call, return_lse=True)), place, backend, step)
+    if prepared is None:
+        return None
+    return prepared.run(call.q, call.k, call.v, call.sinks, call.values, place.given)

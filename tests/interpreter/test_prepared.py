@@ -131,3 +131,84 @@ def test_a_tensor_that_was_written_since_has_no_backward() -> None:
             bias.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["flexc", "torch", "other"])
+def test_block_masks(decided: list[Any], written: list[Any], kind: str) -> None:
+    ids = torch.arange(60) // 20
+    mask = masks.document(ids)
+    block_mask: Any = flexc.create_block_mask(mask, None, None, 40, 56, device="cpu", BLOCK_SIZE=16)
+    if kind == "torch":
+        block_mask = block_mask.to_torch()
+    given: dict[str, Any] = {"mask_mod": masks.causal} if kind == "other" else {}
+    for n in range(2):
+        torch.manual_seed(n)
+        q, k, v = _qkv(requires_grad=True)
+        _check(q, k, v, q, k, v, block_mask=block_mask, **given)
+    assert len(decided) == len(written) == 1
+    ids[:20] = 1  # the map says what it said, the mask something else: what both allow
+    _check(q, k, v, q, k, v, block_mask=block_mask, **given)
+    assert len(decided) == len(written) == 2
+
+
+def test_a_block_mask_of_odd_blocks_is_not_kept(decided: list[Any]) -> None:
+    block_mask = flexc.create_block_mask(masks.causal, None, None, 40, 56, device="cpu", BLOCK_SIZE=24)
+    block_mask.mask_mod = flexc.noop_mask  # which blocks are listed is made a part of the mask
+    q, k, v = _qkv(requires_grad=True)
+    for _ in range(2):
+        _check(q, k, v, q, k, v, block_mask=block_mask)
+    assert len(decided) >= 2
+
+
+def test_what_belongs_to_tensors_and_maps_that_are_gone_is_forgotten() -> None:
+    for n in range(3):
+        ids = torch.arange(60) // (20 + n)
+        block_mask = flexc.create_block_mask(masks.document(ids), None, None, 40, 56, device="cpu")
+        flexc.attention(*_qkv(), block_mask=block_mask, backend="triton")
+        flexc.attention(*_qkv(), mask_mod=masks.document(ids), backend="triton")
+    assert len(prepared._prepared) == 2
+
+
+def test_gradients_of_strided_inputs_have_their_layout(written: list[Any]) -> None:
+    """A layer's (batch, length, heads, dim): what comes back is copied nowhere."""
+    for n in range(2):
+        torch.manual_seed(n)
+        x = [torch.randn(1, length, 2, 16, requires_grad=True) for length in (40, 56, 56)]
+        q, k, v = (y.transpose(1, 2) for y in x)
+        _check(q, k, v, q, k, v, mask_mod=masks.causal)
+        out = flexc.attention(q, k, v, mask_mod=masks.causal, backend="triton")
+        (grad,) = torch.autograd.grad(out.sum(), (q,))
+        assert grad.stride() == q.stride()
+    assert len(written) == 1
+
+
+def test_hooks_on_saved_tensors(written: list[Any]) -> None:
+    """What they put in place of a tensor may lie elsewhere."""
+    bias = torch.randn(100, requires_grad=True)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+    q, k, v = _qkv(requires_grad=True)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().clone(), lambda x: x):
+            _check(q, k, v, q, k, v, bias, score_mod=score)
+    _check(q, k, v, q, k, v, bias, score_mod=score)
+
+
+def test_backwards_that_need_less(written: list[Any]) -> None:
+    q, k, v = _qkv(requires_grad=True)
+    for wanted in ((q, k, v), (q,), (k, v), (q, k, v), (q,)):
+        _check(q, k, v, *wanted, mask_mod=masks.causal, return_lse=True)
+    out, lse = flexc.attention(q, k, v, mask_mod=masks.causal, return_lse=True, backend="triton")
+    for loss in (out.sum(), lse.sum(), (out.sum() + lse.sum())):
+        torch.autograd.grad(loss, (q, k), retain_graph=True)
+    grads = [torch.autograd.grad((2 * out).sum(), (q, k), retain_graph=True) for _ in range(2)]
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    q, k, v = _qkv(requires_grad=True)
+    for _ in range(2):
+        out = flexc.attention(q, k, v, backend="triton")
+        (grad,) = torch.autograd.grad(out.sum(), (q,), create_graph=True)
+        with pytest.raises(flexc.errors.NotDifferentiable):
+            grad.sum().backward()
