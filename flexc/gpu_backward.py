@@ -195,7 +195,8 @@ class _Backward:
         """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks."""
         batch, heads, padded = self.tensors[Source.DELTA].shape
         tiles = padded // kernel.block_q
-        self.tensors[Source.GRAD_SINKS_PARTS] = self._made((batch, heads, tiles))
+        if self.call.sinks is not None:
+            self.tensors[Source.GRAD_SINKS_PARTS] = self._made((batch, heads, tiles))
         self._launch(kernel, tiles * heads * batch, {}, {})
 
     def fused(self, entry: Entry, kernel: Runnable) -> None:
