@@ -94,7 +94,7 @@ def _gpus() -> list[Finding]:
 def _backends() -> list[Finding]:
     later = "not in this version"
     return [
-        Finding("backends", "cpu", State.YES, "block-sparse, forward"),
+        Finding("backends", "cpu", State.YES, "block-sparse, forward and backward"),
         Finding("backends", "reference", State.YES, "dense, for tests"),
         _triton_backend(),
         _hopper_backend(),
@@ -116,7 +116,7 @@ def _triton_backend() -> Finding:
     if torch.cuda.get_device_capability() < MIN_CAPABILITY:
         major, minor = torch.cuda.get_device_capability()
         return no(f"the GPU is sm{major}{minor}", "the oldest supported generation is sm80")
-    return Finding("backends", "triton", State.YES, "forward")
+    return Finding("backends", "triton", State.YES, "forward and backward")
 
 
 def _hopper_backend() -> Finding:

@@ -50,8 +50,11 @@ def get_ready(
 
 
 def _on_one_core(job: Job) -> str | None:
+    """`make_ready` for one of as many processes as there are cores, in which nothing starts more of them."""
+    import torch._inductor.config as inductor
+
     torch.set_num_threads(1)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # read when inductor is imported
+    inductor.compile_threads = 1
     return make_ready(job)
 
 
