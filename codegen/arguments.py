@@ -118,9 +118,9 @@ RESERVED = frozenset({
     "part", "first_head", "heads_per_program", "in_rows", "in_columns", "row_at",
     "part_at", "score_mod_grad", "attention_backward_rows", "attention_backward_kv",
     "attention_backward_q", "attention_backward_fused", "attention_backward_q_sums", "dq_sum", "dq_sum_tile",
-    "dq_sum_stride", "hangs_over", "finite_k", "member", "modified", "kept", "survives", "weight", "seed",
-    "seed_ptr", "dropped_below", "survivors_weight", "stream", "live", "element", "inside", "turn", "turned",
-    "sums", "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
+    "dq_sum_stride", "hangs_over", "finite_k", "total", "member", "modified", "kept", "survives", "weight",
+    "seed", "seed_ptr", "dropped_below", "survivors_weight", "stream", "live", "element", "inside", "turn",
+    "turned", "sums", "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip

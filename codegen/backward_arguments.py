@@ -39,7 +39,7 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
         Argument("lse_ptr", "*fp32", Source.LSE),
     ]
     if backward.has_grad_lse:
-        tensors.append(Argument("dlse_ptr", "*fp32", Source.GRAD_LSE))
+        tensors.append(_DLSE)
     tensors += [
         Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
@@ -90,6 +90,7 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
     return (
         *_inputs(spec),
         _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
+        *([_DLSE] if backward.finds_delta and backward.has_grad_lse else []),
         *capture_arguments(spec, names, _roots(backward, Entry.Q)),
         *_block_map(backward, Entry.Q),
         *_strides(spec, ("q", "k", "v", "dout", "dq")),
@@ -111,6 +112,7 @@ def _q_sums(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, .
     )
 
 
+_DLSE = Argument("dlse_ptr", "*fp32", Source.GRAD_LSE)
 _DQ_SUM = Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True)
 
 

@@ -56,6 +56,8 @@ class _Backward:
     entry: str
     fused: bool
     """Whether this kernel adds to the sums of dQ as well."""
+    finds_delta: bool
+    has_grad_lse: bool
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
@@ -204,6 +206,8 @@ def _view(
         functions=tuple(e.function for e in elements),
         entry=entry.value,
         fused=entry is Entry.FUSED,
+        finds_delta=backward.finds_delta,
+        has_grad_lse=backward.has_grad_lse,
         arguments=tuple(a.name for a in arguments),
         head_lines=hoisting.head,
         row_lines=hoisting.row,

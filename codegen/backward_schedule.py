@@ -31,18 +31,26 @@ def schedule(
     Args:
         backward: what is computed.
         target: decides what is faster.
-        options: "backward_fused" True or False decides instead, but for deterministic gradients.
+        options: "backward_fused" True or False decides instead, but where the order matters: for
+            deterministic gradients, and for those of captured tensors that read 16-bit inputs.
         wants_q: whether the gradient of q is wanted.
         wants_kv: whether any of k, v or a captured tensor is.
     """
-    if wants_q and wants_kv:
+    finds_delta = wants_kv and backward.finds_delta
+    if finds_delta:
+        why = "captured tensors need the delta that the kernel of dQ finds"
+    elif not (wants_q and wants_kv):
+        why = "not all gradients are wanted"
+    else:
         fused, why = _fused(backward, target, options.get(FUSED_OPTION))
         if fused:
             return Schedule((Entry.ROWS, Entry.FUSED, Entry.Q_SUMS), why)
-    else:
-        why = "not all gradients are wanted"
-    apart = [Entry.KV] if wants_kv else []
-    return Schedule((Entry.ROWS, *apart, *([Entry.Q] if wants_q else [])), why)
+    found = [Entry.ROWS]
+    if wants_q or finds_delta:
+        found.append(Entry.Q)
+    if wants_kv:
+        found.append(Entry.KV)
+    return Schedule(tuple(found), why)
 
 
 def _fused(backward: BackwardSpec, target: Target, wanted: object) -> tuple[bool, str]:

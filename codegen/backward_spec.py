@@ -10,6 +10,7 @@ from flexc.codegen.blocks import choose_blocks, exact_ranges, turned
 from flexc.codegen.bounds import BY_KEYS, BY_QUERIES, Axes
 from flexc.ir.ranges import Ranges
 from flexc.ir.spec import AttentionSpec, Blocks
+from flexc.ir.types import Storage
 
 ROWS_PADDED_TO = 256
 """What is kept of rows, delta and shift, has a multiple of this many rows a head: no tile needs a mask."""
@@ -23,10 +24,10 @@ class Entry(Enum):
 
     ROWS = "attention_backward_rows"
     """What every row needs once: delta, and the shift of its scores. Also the gradient of the sinks."""
+    Q = "attention_backward_q"
+    """The gradient of q; see also `BackwardSpec.finds_delta`."""
     KV = "attention_backward_kv"
     """Gradients of k, v and captured tensors."""
-    Q = "attention_backward_q"
-    """The gradient of q."""
     FUSED = "attention_backward_fused"
     """Both in one: that of q as sums in fp32, which programs add to in any order."""
     Q_SUMS = "attention_backward_q_sums"
@@ -66,6 +67,15 @@ class BackwardSpec:
         if self.blocks(entry) is not Blocks.RANGES or mask is None:
             return None
         return exact_ranges(turned(mask, entry.axes))
+
+    @property
+    def finds_delta(self) -> bool:
+        """Whether the kernel of dQ finds delta anew, for the gradients of captured tensors.
+
+        The output gives delta only as exactly as it was rounded, so that the gradients of a row's scores do
+        not add up to zero; those of captured tensors that a whole row shares add these errors up.
+        """
+        return bool(self.slots) and self.forward.q_storage in (Storage.BF16, Storage.FP16)
 
     def describe(self) -> str:
         """One line for headers and lists."""

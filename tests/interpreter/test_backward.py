@@ -141,6 +141,25 @@ def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float) ->
         assert torch.equal(getattr(clean, name), getattr(poisoned, name)), name
 
 
+def test_unseen_values_do_not_reach_the_delta_of_captured_tensors() -> None:
+    gain = torch.tensor(0.7)
+
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx % 2 == 0) & (q_idx >= kv_idx)
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.tanh(s * gain) + gain
+
+    q, k, v = (x.half() for x in _qkv(40, 48))
+    for score_mod in (score, scores.temperature(gain)):
+        given = problem(q, k, v.clone(), mask_mod=even, score_mod=score_mod, options=OPTIONS)
+        clean = _backward(given, ("k", 0))
+        given.call.v[:, :, 1::2] = float("nan")
+        poisoned = _backward(given, ("k", 0))
+        assert torch.equal(clean.k, poisoned.k)  # type: ignore[arg-type]
+        assert torch.equal(clean.values[0], poisoned.values[0])  # type: ignore[arg-type]
+
+
 def test_a_map_with_large_blocks_is_walked_in_tiles() -> None:
     import flexc
 
@@ -190,6 +209,22 @@ def test_gradients_of_captured_tensors(name: str, deterministic: bool) -> None:
         deterministic=deterministic,
         options={**OPTIONS, "backward_block_kv": 64},
     )
+
+
+@pytest.mark.parametrize("name", ["gym_sandwich", "dot_in_a_score", "torch_dot_in_a_score"])
+def test_gradients_of_captured_tensors_that_rows_share_in_16_bits(name: str) -> None:
+    case = corpus()[name].make()
+    q, k, v = _qkv(case.q_len, case.kv_len, heads=case.heads, kv_heads=case.kv_heads, dim=64)
+    qkv = (x[: case.batch].half() for x in (q, k, v))
+    _check(*qkv, mask_mod=case.mask, score_mod=case.score, options=LARGE)
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_delta_is_found_where_sinks_dropout_and_lse_change_it(with_lse: bool) -> None:
+    bias, sinks = scores.relative_bias(torch.randn(4, 200)), torch.randn(4)
+    qkv = [x.half() for x in _qkv(100, 100, dim=64)]
+    _check(*qkv, mask_mod=masks.causal, score_mod=bias, sinks=sinks, with_lse=with_lse)
+    _check(*qkv, score_mod=bias, dropout_p=0.3, dropout_seed=5, with_lse=with_lse)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -202,8 +202,8 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     entries = [
         "attention_forward",
         "attention_backward_rows",
-        "attention_backward_kv",
         "attention_backward_q",
+        "attention_backward_kv",
     ]
     assert list(made.resources) == list(made.ptx) == entries
     assert "slopes_grad_ptr" in made.backward_source
