@@ -75,6 +75,14 @@ def make_current(device: int) -> None:
     check(library().cuCtxSetCurrent(_primary_context(device)), f"using GPU {device}")
 
 
+def ensure_context(device: int) -> None:
+    """Give this thread that context if it has none, as one that has made no CUDA call of its own."""
+    context = ctypes.c_void_p()
+    check(library().cuCtxGetCurrent(ctypes.byref(context)), "asking for the context of a thread")
+    if not context.value:
+        make_current(device)
+
+
 @lru_cache(maxsize=64)
 def _primary_context(device: int) -> ctypes.c_void_p:
     cuda = library()

@@ -69,7 +69,7 @@ class Launcher:
         """
         stream = torch._C._cuda_getCurrentRawStream(device)
         if self._maps is not None:
-            values = (*values, address_of_pair(device, stream), *self._maps.values(values))
+            values = (*values, address_of_pair(device, stream), *self._maps.values(values, device))
         self._send(programs, device, stream, values)
 
     def repeat(
@@ -96,7 +96,7 @@ class Launcher:
             if found is None:
                 if len(known) >= _PLACES:
                     known.clear()
-                found = known[addresses] = maps.values(values)
+                found = known[addresses] = maps.values(values, device)
             self._send(programs, device, stream, (*values, address_of_pair(device, stream), *found))
 
         return described

@@ -54,9 +54,9 @@ class TensorMaps:
             facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
             self._maps.append(_Map(argument, itemgetter(*facts), shares_heads=length is Source.KV_LEN))
 
-    def values(self, values: Sequence[Any]) -> tuple[bytes, ...]:
+    def values(self, values: Sequence[Any], device: int) -> tuple[bytes, ...]:
         """The descriptors in the order of the arguments. `values` are those of all other arguments."""
-        return tuple([found.value(values) for found in self._maps])
+        return tuple([found.value(values, device) for found in self._maps])
 
 
 class _Map:
@@ -72,11 +72,12 @@ class _Map:
         self._forms: dict[tuple[int, ...], ctypes.Array[ctypes.c_char]] = {}
         self._lock = Lock()
 
-    def value(self, values: Sequence[Any]) -> bytes:
+    def value(self, values: Sequence[Any], device: int) -> bytes:
         """The descriptor for these values of the arguments."""
         key = self._facts(values)
         found = self._made.get(key)
         if found is None:
+            driver.ensure_context(device)
             with self._lock:
                 found = self._moved(key[0], key[1:])
             self._made.put(key, found)

@@ -76,12 +76,12 @@ def _span(code: CodeType, offset: int, fallback_line: int) -> Span:
         return span_of_code(code, line or fallback_line)
     text = linecache.getline(code.co_filename, line).rstrip("\n")
     if end_line != line:
-        return Span(code.co_filename, line, _characters(text, column), len(text), code.co_name)
+        return Span(code.co_filename, line, in_characters(text, column), len(text), code.co_name)
     return Span(
-        code.co_filename, line, _characters(text, column), _characters(text, end_column), code.co_name
+        code.co_filename, line, in_characters(text, column), in_characters(text, end_column), code.co_name
     )
 
 
-def _characters(text: str, column: int) -> int:
-    """Python counts columns in bytes of UTF-8; people count characters."""
+def in_characters(text: str, column: int) -> int:
+    """A column of a line: Python counts bytes of UTF-8, people count characters."""
     return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))

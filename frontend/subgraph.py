@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flexc.errors import FlexcError, Span, UnsupportedOperation
 from flexc.frontend.dispatch import TracingMode
+from flexc.frontend.expression import columns_of
 from flexc.frontend.proxy import Traced
 from flexc.frontend.signature import check_result
 from flexc.frontend.span import is_ours
@@ -125,7 +126,7 @@ def trace_subgraph(module: torch.fx.GraphModule, operands: tuple[Any, ...], call
     """The mods in a graph of torch.compile, and the values that they captured: the operands, still symbolic.
 
     Raises:
-        TraceError: as `trace` does; `span` is the line, without columns.
+        TraceError: as `trace` does; `span` is a whole line where one has the same operation twice.
     """
     run = _Run(module, calls)
     run.run(*operands)
@@ -174,12 +175,19 @@ def _name(target: str) -> str:
 
 
 def _span(node: torch.fx.Node) -> Span | None:
-    """The user's line of a node."""
+    """The user's expression of a node, or its line where that may be several ones.
+
+    PyTorch notes the line; newer versions also where on it an expression starts, but not where it ends.
+    """
     span = None
     for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
         file, line = frame["file"], int(frame["line"])
         if not is_ours(file):
             text = linecache.getline(file, line).rstrip()
-            indent = len(text) - len(text.lstrip())
-            span = Span(file, line, indent, len(text), frame["function"])
+            columns = columns_of(file, line, _operation(node)) or (len(text) - len(text.lstrip()), len(text))
+            span = Span(file, line, *columns, frame["function"])
     return span
+
+
+def _operation(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -121,6 +121,7 @@ class _Driver:
     """A driver that only notes what descriptors it was asked for."""
 
     def __init__(self) -> None:
+        self.context = 1
         self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]] = []
 
     def cuTensorMapEncodeTiled(
@@ -131,6 +132,10 @@ class _Driver:
         assert rank == 4
         self.asked.append((address.value, tuple(lengths), tuple(strides), tuple(box), swizzle))
         ctypes.memset(room.value, len(self.asked), SIZE)
+        return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = self.context
         return 0
 
     def cuTensorMapReplaceAddress(self, room: Any, address: Any) -> int:
@@ -164,7 +169,7 @@ def test_descriptors_say_where_a_tensor_lies(kernel: Kernel, asked: list[Any]) -
     arguments = kernel.artifact.arguments
     values = [_value(a) for a in arguments if not is_descriptor(a)]
     maps = TensorMaps(arguments)
-    first = maps.values(values)
+    first = maps.values(values, 0)
     assert [len(d) for d in first] == [SIZE] * 8
     assert len(set(first)) == 8
     keys = kernel.artifact.block_kv
@@ -180,23 +185,38 @@ def test_descriptors_are_made_again_only_where_something_moved(kernel: Kernel, a
     arguments = [a for a in kernel.artifact.arguments if not is_descriptor(a)]
     values = [_value(a) for a in arguments]
     maps = TensorMaps(kernel.artifact.arguments)
-    first = maps.values(values)
+    first = maps.values(values, 0)
     scale = next(i for i, a in enumerate(arguments) if a.source is Source.SCALE)
     values[scale] = 2
-    assert maps.values(values) == first
+    assert maps.values(values, 0) == first
     assert len(asked) == 8
     out = next(i for i, a in enumerate(arguments) if a.source is Source.OUT)
     values[out] = 0x9000
-    moved = maps.values(values)
+    moved = maps.values(values, 0)
     assert moved[:6] == first[:6]
     assert moved[6:] == tuple(struct.pack("=Q", 0x9000) + part[8:] for part in first[6:])
     values[out] = 0x4000
-    assert maps.values(values) == first
+    assert maps.values(values, 0) == first
     assert len(asked) == 8
     length = next(i for i, a in enumerate(arguments) if a.source is Source.KV_LEN)
     values[length] = 701
-    maps.values(values)
+    maps.values(values, 0)
     assert len(asked) == 12
+
+
+def test_a_thread_without_a_context_is_given_one(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, given = _Driver(), list[int]()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    monkeypatch.setattr(driver, "make_current", given.append)
+    values = [_value(a) for a in kernel.artifact.arguments if not is_descriptor(a)]
+    maps = TensorMaps(kernel.artifact.arguments)
+    fake.context = 0
+    maps.values(values, 5)
+    assert set(given) == {5}
+    fake.context, values[0] = 1, 0x9000
+    given.clear()
+    maps.values(values, 5)
+    assert not given
 
 
 def test_a_dimension_of_length_1_may_have_any_stride(kernel: Kernel, asked: list[Any]) -> None:
@@ -207,5 +227,5 @@ def test_a_dimension_of_length_1_may_have_any_stride(kernel: Kernel, asked: list
         for a in kernel.artifact.arguments
         if not is_descriptor(a)
     ]
-    TensorMaps(kernel.artifact.arguments).values(values)
+    TensorMaps(kernel.artifact.arguments).values(values, 0)
     assert {strides for _, _, strides, _, _ in asked} == {(192, 16, 16)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -218,6 +219,31 @@ def test_a_mistake_in_a_mod_shows_the_line() -> None:
 
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"erfinv.*\n.*test_torch_compile"):
         Counted(function)(*_qkv(20))
+
+
+def test_a_mistake_in_a_mod_shows_the_columns() -> None:
+    def function(q: Any, k: Any, v: Any) -> Any:
+        def score(score, b, h, q_idx, kv_idx):
+            return score * 2 + score.erfinv() - 1
+
+        return flexc.attention(q, k, v, score_mod=score)
+
+    def first_mistake(q: Any, k: Any, v: Any) -> Any:
+        return flexc.attention(q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).erfinv() > 0)
+
+    def twice(q: Any, k: Any, v: Any) -> Any:
+        return flexc.attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s.erfinv() + h.erfinv())
+
+    line = "return flexc.attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s.erfinv() + h.erfinv())"
+    mistakes = ((function, "score.erfinv()"), (first_mistake, "(q_idx - kv_idx).erfinv()"), (twice, line))
+    for wrong, shown in mistakes:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+            Counted(wrong)(*_qkv(20))
+        error = caught.value.inner_exception
+        assert isinstance(error, flexc.FlexcError)
+        span = error.span
+        assert span is not None
+        assert linecache.getline(span.file, span.line)[span.column : span.end_column] == shown
 
 
 def test_mistakes_in_tensors_are_found_when_compiling() -> None:
