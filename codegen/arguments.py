@@ -114,7 +114,7 @@ RESERVED = frozenset({
     "dout", "dq", "dk", "dv", "dout_ptr", "dq_ptr", "dk_ptr", "dv_ptr", "dlse_ptr", "delta_ptr",
     "shift_ptr", "dq_sum_ptr", "dk_parts_ptr", "dv_parts_ptr", "dsinks_parts_ptr", "dlse", "delta",
     "shift", "dout_tile", "dq_tile", "dk_tile", "dv_tile", "dk_part", "dv_part", "row_offsets",
-    "padded_len", "padded_at", "ROWS_PADDED_TO", "strange", "kv_tiles", "kv_heads", "head", "parts",
+    "padded_len", "padded_at", "ROWS", "ROWS_PADDED_TO", "strange", "kv_tiles", "kv_heads", "head", "parts",
     "part", "first_head", "heads_per_program", "in_rows", "in_columns", "row_at",
     "part_at", "score_mod_grad", "attention_backward_rows", "attention_backward_kv",
     "attention_backward_q", "attention_backward_fused", "attention_backward_q_sums", "dq_sum", "dq_sum_tile",

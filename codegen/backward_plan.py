@@ -71,6 +71,7 @@ def make_backward_plan(
             ("rescue_nan", why_rescue),
         ]
     return KernelPlan(
+        packed_heads=1,
         target=target,
         tiles=tiles,
         blocks=backward.blocks(entry).value,

@@ -208,6 +208,7 @@ def _plan(
     return HopperPlan(
         target=target,
         tiles=tiles,
+        packed_heads=1,
         padded_dim=padded(spec.head_dim),
         padded_dim_v=padded(spec.head_dim_v),
         tails=(parts(spec.head_dim)[1], parts(spec.head_dim_v)[1]),

@@ -55,6 +55,10 @@ class _Forward:
     row_lines: tuple[str, ...]
     score_column_lines: tuple[str, ...]
     mask_column_lines: tuple[str, ...]
+    rows: str
+    """The constant that is the number of rows of a tile."""
+    packed: bool
+    """Whether these are rows of several heads."""
     mods_read_rows: bool
     mods_read_columns: bool
     mask_call: str | None
@@ -132,7 +136,10 @@ def _view(
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
+    packed = plan.packed_heads > 1
+    rows = "ROWS" if packed else "BLOCK_Q"
     in_row = "(rows < q_len)[:, None]"
+    written = "in_rows[:, None]" if packed else in_row
     first_rows = bounds is not None and bounds.first_rows_heaviest
     return _Forward(
         header=header(spec, plan, sources, _launch(plan)),
@@ -145,19 +152,21 @@ def _view(
         row_lines=hoisting.row,
         score_column_lines=score_lines,
         mask_column_lines=mask_lines,
+        rows=rows,
+        packed=packed,
         mods_read_rows=Input.Q_IDX in inputs or (bounds is not None and bounds.reads_rows),
         mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
         mask_call=None if mask is None else mask.call(),
         score_call=None
         if scored is None or score is None
-        else as_tile(score, scored.call(score="score * score_scale")),
+        else as_tile(score, scored.call(score="score * score_scale"), f"{rows}, BLOCK_KV"),
         score_scale=scale,
         q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
         k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
         k_mask_whole=", mask=(dims < HEAD_DIM)[:, None], other=0.0" if pad else "",
         v_mask_whole=", mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0" if pad_v else "",
         v_mask="in_range[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
-        out_mask=in_row + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
+        out_mask=written + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
         convert_k=spec.k_storage is not spec.q_storage,
         convert_v=spec.v_storage is not spec.q_storage,
         blocks_from_map=spec.blocks is Blocks.MAP,
@@ -175,7 +184,7 @@ def _view(
 def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
     tiles = plan.tiles
     constants = [
-        Constant("BLOCK_Q", tiles.block_q, "query rows of a program"),
+        *_rows(plan),
         Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
         Constant("PADDED_DIM", plan.padded_dim, "head dimension of q and k, to a power of two"),
         Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
@@ -191,9 +200,19 @@ def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
     return tuple(constants)
 
 
-def _launch(plan: KernelPlan) -> tuple[str, ...]:
+def _rows(plan: KernelPlan) -> tuple[Constant, ...]:
+    if plan.packed_heads == 1:
+        return (Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a program"),)
     return (
-        "Launch cdiv(q_len, BLOCK_Q) * q_heads * batch programs with",
+        Constant("BLOCK_Q", plan.head_rows, "query rows of each head of a program"),
+        Constant("ROWS", plan.tiles.block_q, "those of all its heads"),
+    )
+
+
+def _launch(plan: KernelPlan) -> tuple[str, ...]:
+    heads = "q_heads" if plan.packed_heads == 1 else "q_heads // group"
+    return (
+        f"Launch cdiv(q_len, BLOCK_Q) * {heads} * batch programs with",
         f"num_warps={plan.tiles.num_warps}, num_stages={plan.tiles.num_stages}.",
     )
 

@@ -50,7 +50,10 @@ def _portable_plan(
     if target.matrix_unit is not MatrixUnit.WGMMA:
         return plan
     why = (
-        unfit(spec, target) or slower(spec) or "asked for, or what the call's lengths, strides or options say"
+        unfit(spec, target)
+        or ("few rows: the tiles of the Hopper kernel would be mostly empty" if spec.few_rows else None)
+        or slower(spec)
+        or "asked for, or what the call's lengths, strides or options say"
     )
     return replace(plan, reasons=(("design", why), *plan.reasons))
 

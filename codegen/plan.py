@@ -23,6 +23,8 @@ class KernelPlan:
 
     target: Target
     tiles: Tiles
+    packed_heads: int
+    """Query heads whose rows make up a tile."""
     padded_dim: int
     padded_dim_v: int
     precision: str
@@ -44,6 +46,11 @@ class KernelPlan:
     def design(self) -> str:
         """The family of kernels that it belongs to."""
         return "portable"
+
+    @property
+    def head_rows(self) -> int:
+        """Query rows of each head in a tile."""
+        return self.tiles.block_q // self.packed_heads
 
     def value(self, name: str) -> object:
         """The decision called `name`, of the plan or its tiles."""
@@ -95,6 +102,7 @@ def make_plan(
     return KernelPlan(
         target=target,
         tiles=tiles,
+        packed_heads=spec.packed_heads,
         padded_dim=power_of_two_at_least(spec.head_dim),
         padded_dim_v=power_of_two_at_least(spec.head_dim_v),
         precision=precision,
@@ -103,12 +111,23 @@ def make_plan(
         rescue_nan=rescue,
         reasons=(
             *why_tiles,
+            *_packing(spec),
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
             ("blocks", why_blocks(spec, capture_names(spec.captures), options.get("blocks"))),
             ("rescue_nan", "values that no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"),
         ),
     )
+
+
+def _packing(spec: AttentionSpec) -> tuple[tuple[str, str], ...]:
+    """Why rows of several heads share a tile, or why they do not though rows are few."""
+    if not spec.few_rows:
+        return ()
+    if spec.packed_heads == 1:
+        return (("packed_heads", "few rows, and each head has its own keys, mask or map"),)
+    why = f"few rows: a tile holds {spec.few_rows} of each head that shares keys and values"
+    return (("packed_heads", why),)
 
 
 def check_options(options: Mapping[str, object]) -> None:

@@ -53,6 +53,8 @@ _PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
 }
 # Wide fp32 heads: split operands take six times their registers, so few rows.
 _PREFERRED_FP32 = (Tiles(16, 32, 8, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1))
+# Few rows wait for memory: more of it is under way.
+_FEW_ROWS = (Tiles(16, 64, 4, 4), Tiles(16, 64, 4, 3), Tiles(16, 32, 4, 4))
 _LADDER = tuple(
     Tiles(block_q, block_kv, num_warps, num_stages)
     for block_q, block_kv, num_stages in product((128, 64, 32, 16), (64, 32, 16), (3, 2, 1))
@@ -125,6 +127,13 @@ def _candidates(
     preferred = _PREFERRED[target.matrix_unit].get(max(widest, 64), ()) if half else ()
     if not half and widest >= 256:
         preferred = _PREFERRED_FP32
+    if spec.few_rows:
+        rows = power_of_two_at_least(spec.few_rows * spec.packed_heads)
+        warps = (4, 8) if rows >= 32 else (4,)
+        fitting = [replace(t, block_q=rows, num_warps=n) for t in (*_FEW_ROWS, *_LADDER) for n in warps]
+        for tiles in dict.fromkeys(fitting):
+            yield _limited(spec, replace(tiles, **wanted), wanted), "for few rows"
+        return
     for tiles in preferred:
         yield _limited(spec, replace(tiles, **wanted), wanted), "preferred"
     for tiles in _LADDER:
@@ -133,17 +142,19 @@ def _candidates(
 
 def _limited(spec: AttentionSpec, tiles: Tiles, wanted: Mapping[str, int]) -> Tiles:
     """`tiles` cut to divide the blocks of the user's map, where they were not asked for."""
-    block_q = tiles.block_q if "block_q" in wanted else min(tiles.block_q, spec.max_block_q)
+    keeps = "block_q" in wanted or spec.few_rows
+    block_q = tiles.block_q if keeps else min(tiles.block_q, spec.max_block_q)
     block_kv = tiles.block_kv if "block_kv" in wanted else min(tiles.block_kv, spec.max_block_kv)
     warps = tiles.num_warps
-    if "num_warps" not in wanted and block_q < 64:
+    if not spec.few_rows and "num_warps" not in wanted and block_q < 64:
         warps = min(warps, 4)
     return replace(tiles, block_q=block_q, block_kv=block_kv, num_warps=warps)
 
 
 def misfit(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> str | None:
     """Why `tiles` can't serve `spec` on `target`; None if they can."""
-    if spec.max_block_q % tiles.block_q or spec.max_block_kv % tiles.block_kv:
+    rows = spec.few_rows or tiles.block_q
+    if spec.max_block_q % rows or spec.max_block_kv % tiles.block_kv:
         return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
     needed = shared_memory(spec, target, precision, tiles)
     if needed > target.shared_memory:

@@ -67,6 +67,8 @@ class Artifact:
     head_dim: int = 0
     """Of q and k, and of v below; 0 for a kernel that is no attention forward."""
     head_dim_v: int = 0
+    packed_heads: int = 1
+    """Query heads whose rows share a tile; where it is above 1, a program computes all of a group."""
 
     @property
     def shares_tiles(self) -> bool:

@@ -129,6 +129,17 @@ def kernel_digest(spec: AttentionSpec, plan_key: str) -> str:
     return digest(*graphs, *slots, *facts, f"unit_stride={sorted(spec.unit_stride)}", plan_key)
 
 
+def is_loaded(
+    spec: AttentionSpec, target: str, options: Options = (), design: Design = Design.PORTABLE
+) -> bool:
+    """Whether `flexc.load` brought the kernel that `kernel_for` would give."""
+    from flexc.codegen.pipeline import plan_key
+
+    if not _loaded:
+        return False
+    return kernel_digest(spec, plan_key(spec, target_named(target), dict(options), design)) in _loaded
+
+
 def register(kernel: Kernel) -> None:
     """Let `kernel_for` use a loaded kernel."""
     with _lock:
@@ -180,7 +191,7 @@ def build_kernel(
         ttgir=code.ttgir,
         shared=code.shared,
         num_warps=code.num_warps,
-        block_q=generated.plan.tiles.block_q,
+        block_q=generated.plan.head_rows,
         block_kv=generated.plan.tiles.block_kv,
         parameters=parameter_count(code.ptx, code.name),
         resources=resources,
@@ -192,6 +203,7 @@ def build_kernel(
         triton_version=code.triton_version,
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
+        packed_heads=generated.plan.packed_heads,
     )
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from flexc.call import AttentionCall
 from flexc.codegen.design import Design
+from flexc.codegen.few_rows import FEW, for_few_rows
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.ir.spec import AttentionSpec
 
 Options = tuple[tuple[str, object], ...]
-
-_FEW_ROWS = 64
-"""With fewer, a Hopper tile is mostly empty: the portable kernels have smaller ones."""
 
 
 def design_for(
@@ -22,17 +20,26 @@ def design_for(
         UnsupportedFeature: `backend` names one that can't; the message says why.
     """
     if backend == "triton":
-        return Design.PORTABLE, spec
+        return Design.PORTABLE, for_rows_of(call, spec)
     why = why_not_hopper(call, spec, target)
     if backend == "hopper" and why is not None:
         raise UnsupportedFeature(
             f'backend="hopper" can\'t serve this call: {why}', hint='backend="auto" takes what can'
         )
-    if backend == "auto" and why is None and call.q.shape[2] < _FEW_ROWS:
+    if backend == "auto" and why is None and call.q.shape[2] < FEW:
         why = "few rows"
     if why is None:
-        return _design(backend, spec, target, call.options, call.k.shape[2])
-    return Design.PORTABLE, spec
+        design, suited = _design(backend, spec, target, call.options, call.k.shape[2])
+        if design is not Design.PORTABLE:
+            return design, suited
+    return Design.PORTABLE, for_rows_of(call, spec)
+
+
+def for_rows_of(call: AttentionCall, spec: AttentionSpec) -> AttentionSpec:
+    """The spec of a call with tiles for few rows, where it has few. Portable kernels alone have such."""
+    heads = 1 if call.block_map is None else call.block_map.heads
+    group = call.q.shape[1] // max(call.k.shape[1], 1)
+    return for_few_rows(spec, call.q.shape[2], group, heads, dict(call.options))
 
 
 def design_named(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
+from flexc.block_lists import LEAST_BLOCK_SIZE
 from flexc.call import AttentionCall
 from flexc.callspec import spec_of
-from flexc.choice import design_for
+from flexc.choice import design_for, for_rows_of
 from flexc.errors import BackendUnavailable
 from flexc.gpu_facts import target_of
 from flexc.ir.spec import Blocks
@@ -45,15 +47,21 @@ def prepare(call: AttentionCall, place: Place, backend: str, step: Step) -> Prep
 
 def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
     """The launch that computes a call, and whether it counts on rows that start at multiples of 16 bytes."""
-    from flexc.build import kernel_for
+    from flexc.build import is_loaded, kernel_for
     from flexc.device_map_cache import effective_device_map
 
     spec, target = spec_of(call), target_of(call.q.device.index).name
     design, spec = design_for(call, spec, target, backend)
+    if spec.few_rows and not is_loaded(spec, target, call.options):
+        usual = replace(spec, few_rows=0, packed_heads=1)
+        # A kernel that was loaded serves any number of rows; nothing is compiled then.
+        spec = usual if is_loaded(usual, target, call.options) else spec
     kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
     block_map = None
     if spec.blocks is Blocks.MAP:
-        block_map = effective_device_map(call, kernel.artifact.block_q, kernel.artifact.block_kv)
+        # A map has blocks of at least 16; tiles of few rows divide them.
+        block_q = max(kernel.artifact.block_q, LEAST_BLOCK_SIZE)
+        block_map = effective_device_map(call, block_q, kernel.artifact.block_kv)
     launch = Launch(
         kernel,
         call.q,
@@ -79,4 +87,4 @@ def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch
         )
     from flexc.interpret import run
 
-    return run(call, spec_of(call))
+    return run(call, for_rows_of(call, spec_of(call)))

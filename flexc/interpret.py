@@ -32,13 +32,14 @@ def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.T
     batch, heads, q_len, _ = q.shape
     out = torch.empty((batch, heads, q_len, v.shape[3]), dtype=q.dtype) if call.out is None else call.out
     lse = torch.empty((batch, heads, q_len)) if call.return_lse else None
-    tiles = generated.plan.tiles
-    programs = -(-q_len // tiles.block_q) * heads * batch
+    plan = generated.plan
+    apart = heads if plan.packed_heads == 1 else call.k.shape[1]
+    programs = -(-q_len // plan.head_rows) * apart * batch
     if programs == 0:
         return out, lse
     block_map = None
     if spec.blocks is Blocks.MAP:
-        block_map = effective_block_map(call, tiles.block_q, tiles.block_kv)
+        block_map = effective_block_map(call, max(plan.head_rows, 16), plan.tiles.block_kv)
     offsets = walk = None
     if block_map is not None:
         offsets, walk = (torch.from_numpy(x) for x in stretches(block_map))

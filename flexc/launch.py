@@ -43,7 +43,8 @@ class Launch:
         self.kernel = kernel
         self.device = device
         self.block_map = block_map
-        tiles = -(-q_len // kernel.artifact.block_q) * heads * batch
+        apart = heads if kernel.artifact.packed_heads == 1 else k.shape[1]
+        tiles = -(-q_len // kernel.artifact.block_q) * apart * batch
         self.programs = min(tiles, processors(device.index)) if kernel.artifact.shares_tiles else tiles
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(

@@ -68,6 +68,10 @@ class AttentionSpec:
     max_block_kv: int = 256
     dropout: bool = False
     """Weights are dropped, with a probability that is known at the call."""
+    few_rows: int = 0
+    """Query rows of a head in a tile, where a call has few; else 0, and the plan decides."""
+    packed_heads: int = 1
+    """Query heads whose rows share a tile; past the heads of a group its last one is repeated."""
 
     def describe(self) -> str:
         """One line for headers and lists."""

@@ -29,6 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "natten2d": {"mask": masks.natten2d(32, 48, 7)},
     "prefix_lm": {"mask": masks.prefix_lm(torch.ones(2, dtype=torch.int32))},
     "padded_sinks_lse": {"mask": masks.causal, "head_dim": 80, "has_sinks": True, "return_lse": True},
+    "few_rows": {
+        "mask": masks.causal,
+        "score": scores.alibi(SLOPES),
+        "few_rows": 2,
+        "packed_heads": 8,
+        "has_sinks": True,
+        "return_lse": True,
+    },
     "hopper_plain": {"design": Design.HOPPER, "head_dim": 64},
     "hopper_alibi_causal": {"design": Design.HOPPER, "mask": masks.causal, "score": scores.alibi(SLOPES)},
     "hopper_wide_sinks_lse": {

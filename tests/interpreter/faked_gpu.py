@@ -43,12 +43,13 @@ def _kernel_for(spec: AttentionSpec, target: str, options: tuple[Any, ...] = (),
     found = _kernels.get((spec, options))
     if found is None:
         generated = lower(spec, TARGETS["sm80"], options=dict((*OPTIONS, *options)))
-        tiles = generated.plan.tiles
+        plan = generated.plan
         found = _kernels[spec, options] = SimpleNamespace(
             artifact=SimpleNamespace(
                 arguments=generated.arguments,
-                block_q=tiles.block_q,
-                block_kv=tiles.block_kv,
+                block_q=plan.head_rows,
+                block_kv=plan.tiles.block_kv,
+                packed_heads=plan.packed_heads,
                 shares_tiles=False,
             ),
             returns_lse=any(a.source is Source.LSE for a in generated.arguments),
