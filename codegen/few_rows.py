@@ -39,7 +39,7 @@ def for_few_rows(
     if heads > most or _differ(spec, map_heads):
         heads = 1
     wanted = heads * (1 << (q_len - 1).bit_length())
-    rows = (_SMALL if wanted <= _SMALL else most) // heads
+    rows = min((_SMALL if wanted <= _SMALL else most) // heads, spec.max_block_q)
     return replace(spec, few_rows=rows, packed_heads=heads)
 
 

@@ -67,6 +67,9 @@ def test_heads_that_see_different_keys_have_tiles_of_their_own() -> None:
     for mask, packed in ((masks.causal, 8), (by_head, 1)):
         blocks = flexc.create_block_mask(mask, None, 8, 1, 300, device="cpu")
         assert _spec(1, block_map=blocks.block_map).packed_heads == packed
+        assert _spec(63, 1, block_map=blocks.block_map).few_rows == 64
+    small = flexc.create_block_mask(masks.causal, None, None, 63, 300, device="cpu", BLOCK_SIZE=16)
+    assert _spec(63, 1, block_map=small.block_map).few_rows == 16
     asked = _spec(1, options=(("block_q", 32),))
     assert (asked.few_rows, asked.packed_heads) == (0, 1)
 
