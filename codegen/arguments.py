@@ -54,6 +54,16 @@ class Source(Enum):
     K_DESCRIPTOR = "k_descriptor"
     V_DESCRIPTOR = "v_descriptor"
     OUT_DESCRIPTOR = "out_descriptor"
+    GRAD_OUT_DESCRIPTOR = "grad_out_descriptor"
+    GRAD_K_DESCRIPTOR = "grad_k_descriptor"
+    GRAD_V_DESCRIPTOR = "grad_v_descriptor"
+    GRAD_Q_SUM_DESCRIPTOR = "grad_q_sum_descriptor"
+    DELTA_DESCRIPTOR = "delta_descriptor"
+    SHIFT_DESCRIPTOR = "shift_descriptor"
+    NEVER = "never"
+    """0, which the compiler does not know."""
+    LOST = "lost"
+    """A number that becomes 1 when a NaN came out."""
     DROPOUT_SEED = "dropout_seed"
     DROPPED_BELOW = "dropped_below"
     SURVIVORS_WEIGHT = "survivors_weight"
@@ -120,7 +130,7 @@ RESERVED = frozenset({
     "attention_backward_q", "attention_backward_fused", "attention_backward_q_sums", "dq_sum", "dq_sum_tile",
     "dq_sum_stride", "hangs_over", "finite_k", "total", "member", "modified", "kept", "survives", "weight",
     "seed", "seed_ptr", "dropped_below", "survivors_weight", "stream", "live", "element", "inside", "turn",
-    "turned", "sums", "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
+    "lost_ptr", "turned", "sums", "distance", "q_idx_at", "kv_idx_at", "add_exactly", "diagonal_sums",
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip

@@ -55,7 +55,8 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
     )
 
 
-def _inputs(spec: AttentionSpec) -> list[Argument]:
+def _inputs(backward: BackwardSpec) -> list[Argument]:
+    spec = backward.forward
     return [
         _tensor(spec, "q_ptr", spec.q_storage, Source.Q),
         _tensor(spec, "k_ptr", spec.k_storage, Source.K),
@@ -63,13 +64,14 @@ def _inputs(spec: AttentionSpec) -> list[Argument]:
         _tensor(spec, "dout_ptr", spec.q_storage, Source.GRAD_OUT),
         Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+        *([Argument("lost_ptr", "*i32", Source.LOST)] if backward.repairs else []),
     ]
 
 
 def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[Argument, ...]:
     spec = backward.forward
     return (
-        *_inputs(spec),
+        *_inputs(backward),
         *([_DQ_SUM] if entry is Entry.FUSED else []),
         _tensor(spec, "dk_ptr", spec.k_storage, Source.GRAD_K),
         _tensor(spec, "dv_ptr", spec.v_storage, Source.GRAD_V),
@@ -88,7 +90,7 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
 def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
     spec = backward.forward
     return (
-        *_inputs(spec),
+        *_inputs(backward),
         _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
         *([_DLSE] if backward.finds_delta and backward.has_grad_lse else []),
         *capture_arguments(spec, names, _roots(backward, Entry.Q)),

@@ -98,6 +98,7 @@ class _Backward:
     order: str
     rescue_nan: bool
     dropout: bool
+    repairs: bool
     scatters: tuple[_Scatter, ...]
     adds_exactly: bool
     adds_diagonals: bool
@@ -240,6 +241,7 @@ def _view(
         **_order(entry, bounds),
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
+        repairs=backward.repairs,
         scatters=_scatters(backward, form, emitted, names),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
         adds_diagonals=any(s.sum is Sum.DIAGONAL for s in form.scatters),

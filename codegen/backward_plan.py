@@ -9,6 +9,8 @@ from flexc.codegen.backward_module import backward_module
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.backward_tiles import backward_tiles, row_tiles
 from flexc.codegen.blocks import why_blocks
+from flexc.codegen.hopper_backward import hopper_backward_module
+from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
@@ -42,6 +44,8 @@ def make_backward_plan(
         UnknownOption: an option that no plan has, or a value that it can't take.
         NoFeasiblePlan: the tiles that `options` ask for do not fit the target.
     """
+    if entry in (Entry.HOPPER, Entry.FINISH):
+        return make_hopper_backward_plan(backward, target, options, skip=skip)
     options = options or {}
     check_options(options)
     spec = backward.forward
@@ -105,4 +109,6 @@ def lower_backward(
         UnknownOption, NoFeasiblePlan: see `make_backward_plan`.
     """
     plan = make_backward_plan(backward, entry, target, options, skip=skip)
+    if isinstance(plan, HopperBackwardPlan):
+        return hopper_backward_module(backward, entry, plan, sources)
     return backward_module(backward, entry, plan, sources)

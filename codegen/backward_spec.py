@@ -32,11 +32,15 @@ class Entry(Enum):
     """Both in one: that of q as sums in fp32, which programs add to in any order."""
     Q_SUMS = "attention_backward_q_sums"
     """The gradient of q from these sums."""
+    HOPPER = "attention_backward"
+    """As the fused one, made for Hopper."""
+    FINISH = "attention_backward_finish"
+    """The gradient of q from these sums."""
 
     @property
     def axes(self) -> Axes:
         """What a program keeps a tile of, and what it walks."""
-        return BY_KEYS if self in (Entry.KV, Entry.FUSED) else BY_QUERIES
+        return BY_KEYS if self in (Entry.KV, Entry.FUSED, Entry.HOPPER) else BY_QUERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class BackwardSpec:
 
     `forward.blocks` says how kernels that keep queries find their tiles, `kv_blocks` how those that keep keys
     do. `has_grad_lse`: a gradient of the lse comes in beside that of the result. `slots`: captured tensors
-    whose gradients are wanted. `deterministic`: these are the same bits every time.
+    whose gradients are wanted. `deterministic`: these are the same bits every time. `repairs`: the kernels do
+    nothing unless a NaN came out of others.
     """
 
     forward: AttentionSpec
@@ -53,6 +58,7 @@ class BackwardSpec:
     has_grad_lse: bool = False
     slots: tuple[int, ...] = ()
     deterministic: bool = False
+    repairs: bool = False
 
     def blocks(self, entry: Entry) -> Blocks:
         """How a kernel knows which tiles to visit."""

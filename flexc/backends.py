@@ -92,7 +92,7 @@ def backward(
         from flexc import gpu_backward
         from flexc.refit import refitted
 
-        return gpu_backward.backward(refitted(call), out, lse, grad_out, grad_lse, wanted)
+        return gpu_backward.backward(refitted(call), out, lse, grad_out, grad_lse, wanted, backend)
     from flexc import cpu_backward
 
     return cpu_backward.backward(call, out, lse, grad_out, grad_lse, wanted)

@@ -34,6 +34,7 @@ _built: dict[tuple[AttentionSpec, str, Options, Design], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
 _FEW = 384
+_FEW_ACCESSES = 48
 _TRIES = 8
 """How many tiles are compiled, at most, in search of some that spill no registers."""
 compilations = 0
@@ -158,6 +159,8 @@ class Spares(Enum):
     """Those around the loops with matrix products: what is needed rarely."""
     FEW = "few"
     """Up to 384 bytes a thread, which are such too; and outside loops."""
+    SCALARS = "scalars"
+    """Up to 48 accesses in loops: addresses and the like, not tiles."""
 
 
 def build_kernel(
@@ -255,6 +258,8 @@ def _spills(spares: Spares, resources: Resources, code: MachineCode) -> tuple[in
     if "HGMMA" not in sass:
         return resources.spills, text
     count = spills_in_matrix_loops(sass)
+    if spares is Spares.SCALARS and count <= _FEW_ACCESSES:
+        return 0, text
     return count, f"{count} accesses to spilled registers in its loops"
 
 

@@ -54,7 +54,7 @@ def _find_or_build(
             same,
             scratch,
             requires=() if ranges is None else ranges.requires,
-            spares=Spares.FEW,
+            spares=Spares.SCALARS if entry is Entry.HOPPER else Spares.FEW,
         ),
     )
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
 from flexc.call import AttentionCall
+from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.design import Design
 from flexc.codegen.few_rows import FEW, for_few_rows
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
@@ -84,6 +90,61 @@ def why_portable(spec: AttentionSpec, target: str, options: Options, kv_len: int
     return why
 
 
+def takes_hopper_backward(
+    call: AttentionCall, backward: BackwardSpec, grad_out: torch.Tensor, target: str, backend: str
+) -> bool:
+    """Whether the Hopper kernels compute the backward of a call."""
+    if backend == "triton" or why_portable_backward(backward, target, call.options) is not None:
+        return False
+    tensors = (("q", call.q), ("k", call.k), ("v", call.v), ("grad_out", grad_out))
+    return not call.deterministic and call.q.shape[2] >= FEW and why_no_tma(*tensors) is None
+
+
+@lru_cache(maxsize=256)
+def backward_parts(
+    backward: BackwardSpec,
+    target: str,
+    options: Options,
+    *,
+    hopper: bool,
+    wants_q: bool = True,
+    wants_kv: bool = True,
+) -> tuple[tuple[BackwardSpec, Entry], ...]:
+    """The kernels of a backward in the order of their launch, each with its spec.
+
+    On `hopper`, portable kernels repair what became NaN: what a mask hides may be NaN, and 0 * NaN is NaN.
+    """
+    from flexc.codegen.backward_schedule import schedule
+    from flexc.codegen.hopper_backward_plan import suited
+    from flexc.codegen.target import target_named
+
+    if not hopper:
+        found = schedule(backward, target_named(target), dict(options), wants_q=wants_q, wants_kv=wants_kv)
+        return tuple((backward, entry) for entry in found.entries)
+    made = suited(backward)
+    parts = ((backward, Entry.ROWS), (made, Entry.HOPPER), (made, Entry.FINISH))
+    if backward.forward.mask is None:
+        return parts
+    repairs = replace(backward, repairs=True)
+    return (*parts, (repairs, Entry.KV), (repairs, Entry.Q))
+
+
+@lru_cache(maxsize=256)
+def why_portable_backward(backward: BackwardSpec, target: str, options: Options) -> str | None:
+    """Why portable kernels compute a backward; None if the Hopper kernels do."""
+    from flexc.codegen.hopper_backward_plan import make_hopper_backward_plan, suited, unfit
+    from flexc.codegen.target import target_named
+
+    found = target_named(target)
+    why = unfit(backward, found)
+    if why is None:
+        try:
+            make_hopper_backward_plan(suited(backward), found, dict(options))
+        except NoFeasiblePlan as error:
+            why = error.message
+    return why
+
+
 def why_not_hopper(call: AttentionCall, spec: AttentionSpec, target: str) -> str | None:
     """Why the Hopper kernels can't serve a call; None if they can."""
     from flexc.codegen.hopper_plan import unfit
@@ -92,9 +153,14 @@ def why_not_hopper(call: AttentionCall, spec: AttentionSpec, target: str) -> str
     why = unfit(spec, target_named(target))
     if why is not None:
         return why
-    if 0 in call.q.shape or 0 in call.k.shape:
+    return why_no_tma(("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out))
+
+
+def why_no_tma(*tensors: tuple[str, torch.Tensor | None]) -> str | None:
+    """Why TMA can't copy blocks of these tensors; None if it can."""
+    if any(x is not None and 0 in x.shape for _, x in tensors):
         return "TMA has no empty tensors"
-    for name, x in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
+    for name, x in tensors:
         if x is not None and any(s <= 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
             return f"TMA reads no expanded dimension, and {name} has strides {x.stride()}"
     return None

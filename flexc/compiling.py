@@ -89,7 +89,7 @@ def compile(
     )
     design, suited = design_named(backend, spec, target, checked)
     kernel = kernel_for(suited, target, checked, mods.sources, design)
-    parts = _backward(spec, values, target, checked, mods.sources) if backward else ()
+    parts = _backward(spec, values, target, checked, mods.sources, backend) if backward else ()
     return Kernel(kernel.artifact, values, parts)
 
 
@@ -99,13 +99,14 @@ def _backward(
     target: str,
     options: tuple[tuple[str, object], ...],
     sources: tuple[ModSource, ...],
+    backend: str,
 ) -> tuple[Artifact, ...]:
     from flexc.build_backward import backward_kernel_for
-    from flexc.codegen.backward_schedule import schedule
+    from flexc.choice import backward_parts, why_portable_backward
     from flexc.codegen.backward_spec import backward_spec
-    from flexc.codegen.target import target_named
 
     slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
     wanted = backward_spec(spec, values, None, wanted=dict(options).get("blocks"), slots=slots)
-    entries = schedule(wanted, target_named(target), dict(options)).entries
-    return tuple(backward_kernel_for(wanted, entry, target, options, sources).artifact for entry in entries)
+    hopper = backend != "triton" and why_portable_backward(wanted, target, options) is None
+    parts = backward_parts(wanted, target, options, hopper=hopper)
+    return tuple(backward_kernel_for(of, entry, target, options, sources).artifact for of, entry in parts)

@@ -13,9 +13,10 @@ import torch
 from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
+from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
-from flexc.codegen.backward_schedule import schedule
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
+from flexc.codegen.hopper_backward_plan import width
 from flexc.codegen.target import Target
 from flexc.ir.spec import Blocks
 from flexc.pack import dropout_numbers, seed_on
@@ -40,6 +41,7 @@ def backward(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     wanted: Collection[str | int],
+    backend: str = "triton",
 ) -> Gradients:
     """Gradients of a call from those of its results, on its GPU or by Triton's interpreter.
 
@@ -50,9 +52,10 @@ def backward(
         grad_out: the gradient of `out`, of its shape.
         grad_lse: the gradient of `lse`, or None for zeros.
         wanted: "q", "k", "v", "sinks", and slots of captured tensors.
+        backend: "triton" for the portable kernels, "auto" or "hopper" for those of the GPU, where they can.
     """
     grad_out, grad_lse = as_kernels_read(call.q, grad_out, grad_lse)
-    return _Backward(call, out, lse.contiguous(), grad_out, grad_lse, wanted).run()
+    return _Backward(call, out, lse.contiguous(), grad_out, grad_lse, wanted).run(backend)
 
 
 def record(
@@ -62,6 +65,7 @@ def record(
     grad_out: torch.Tensor,
     grad_lse: torch.Tensor | None,
     wanted: Sequence[str | int],
+    backend: str = "triton",
 ) -> tuple[list[torch.Tensor], Recorded]:
     """The gradients that are wanted, in their order, and how to compute them for other tensors.
 
@@ -69,7 +73,7 @@ def record(
     sinks and lse are contiguous and in fp32, the gradients as `as_kernels_read` makes them.
     """
     made = _Backward(call, out, lse, grad_out, grad_lse, wanted)
-    found = made.run()
+    found = made.run(backend)
     results: list[Any] = [getattr(found, n) if isinstance(n, str) else found.values[n] for n in wanted]
     return results, made.script.recorded(results)
 
@@ -151,17 +155,18 @@ class _Backward:
         # A 0-dim tensor may lie on the CPU.
         self.values = tuple(x.to(q.device) if isinstance(x, torch.Tensor) else x for x in call.values)
 
-    def run(self) -> Gradients:
+    def run(self, backend: str) -> Gradients:
         """Run the kernels that give what is wanted."""
         wanted = self.wanted
-        found = schedule(
+        found = backward_parts(
             self.spec,
-            self.runner.target,
-            dict(self.call.options),
+            self.runner.target.name,
+            self.call.options,
+            hopper=bool(set(wanted) - {"sinks"}) and self._takes_hopper(backend),
             wants_q="q" in wanted,
             wants_kv=bool(self.slots) or "k" in wanted or "v" in wanted,
         )
-        for entry in found.entries:
+        for self.spec, entry in found:
             _STAGES[entry](self, entry, self.runner.kernel(self.spec, entry, self.call))
         sinks, given = None, self.call.sinks
         if given is not None and "sinks" in wanted:
@@ -175,6 +180,12 @@ class _Backward:
                 self._capture(slot) if slot in self.slots else None for slot in range(len(self.values))
             ),
         )
+
+    def _takes_hopper(self, backend: str) -> bool:
+        if self.call.q.device.type != "cuda":
+            return False
+        grad_out = self.tensors[Source.GRAD_OUT]
+        return takes_hopper_backward(self.call, self.spec, grad_out, self.runner.target.name, backend)
 
     def _capture(self, slot: int) -> torch.Tensor:
         """The gradient of a captured tensor, from what the kernel added up."""
@@ -205,12 +216,32 @@ class _Backward:
         self.tensors[Source.GRAD_Q_SUM] = self._made((*rows, self.call.q.shape[3]), make=torch.zeros)
         self.keys_and_values(entry, kernel)
 
+    def on_hopper(self, entry: Entry, kernel: Runnable) -> None:
+        """All gradients, that of q as sums in fp32; if there is a mask, also whether any became NaN."""
+        batch, heads, rows = self.tensors[Source.DELTA].shape
+        sums = (batch, heads, rows, width(self.spec.forward.head_dim))
+        self.tensors[Source.GRAD_Q_SUM] = self._made(sums, make=torch.zeros)
+        if self.spec.forward.mask is not None:
+            self.tensors[Source.LOST] = self._made((1,), torch.int32, torch.zeros)
+        numbers: dict[Source, int | float] = {Source.BATCH: batch, Source.NEVER: 0}
+        tensors: dict[Source, torch.Tensor] = {}
+        self._walk(entry, kernel, tensors, numbers)
+        _, kv_heads, kv_len, _ = self.call.k.shape
+        self._launch(kernel, -(-kv_len // kernel.block_kv) * kv_heads * batch, tensors, numbers)
+
+    def finish(self, entry: Entry, kernel: Runnable) -> None:
+        """The gradient of q from the sums of Hopper kernels: two programs a tile."""
+        batch, heads, q_len, _ = self.call.q.shape
+        self._launch(kernel, 2 * -(-q_len // kernel.block_q) * heads * batch, {}, {})
+
     def keys_and_values(self, entry: Entry, kernel: Runnable) -> None:
         """The gradients of k, v and captured tensors."""
         k, v = self.call.k, self.call.v
         batch, kv_heads, kv_len, _ = k.shape
         tiles = -(-kv_len // kernel.block_kv)
         parts = _parts(tiles * kv_heads * batch, int(self.numbers[Source.GROUP]), kernel.processors)
+        if self.spec.repairs:
+            parts = 1  # in place, if at all
         tensors = {Source.GRAD_K_PARTS: self.tensors[Source.GRAD_K]}  # not touched when there is one part
         tensors[Source.GRAD_V_PARTS] = self.tensors[Source.GRAD_V]
         if parts > 1:
@@ -290,6 +321,8 @@ _STAGES: dict[Entry, Callable[[_Backward, Entry, Runnable], None]] = {
     Entry.Q: _Backward.queries,
     Entry.FUSED: _Backward.fused,
     Entry.Q_SUMS: _Backward.queries,
+    Entry.HOPPER: _Backward.on_hopper,
+    Entry.FINISH: _Backward.finish,
 }
 """How each kernel is launched, and what it needs."""
 

@@ -12,6 +12,7 @@ from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.gpu_facts import processors, target_of
 from flexc.kernel import Kernel
 from flexc.pack_backward import Operands
+from flexc.tensor_maps import is_descriptor
 
 
 class Compiled:
@@ -20,7 +21,7 @@ class Compiled:
     def __init__(self, kernel: Kernel, device: torch.device) -> None:
         self._kernel = kernel
         self._device = device
-        self.arguments = kernel.artifact.arguments
+        self.arguments = tuple(a for a in kernel.artifact.arguments if not is_descriptor(a))
         self.block_q = kernel.artifact.block_q
         self.block_kv = kernel.artifact.block_kv
 

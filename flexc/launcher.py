@@ -14,7 +14,7 @@ from flexc import driver
 from flexc.artifact import Artifact
 from flexc.codegen.arguments import Argument
 from flexc.counters import address_of_pair
-from flexc.tensor_maps import RANK, SIZE, TensorMaps, is_descriptor
+from flexc.tensor_maps import SIZE, TensorMaps, block_of, is_descriptor
 
 _FORMAT = {"i32": "i", "i64": "q", "fp32": "f"}
 _MAP = f"{SIZE}s"
@@ -43,7 +43,7 @@ class Launcher:
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
-        self._maps = TensorMaps(artifact.arguments) if artifact.shares_tiles else None
+        self._maps = TensorMaps(artifact.arguments) if any(map(is_descriptor, artifact.arguments)) else None
         formats = [item for a in artifact.arguments for item in _formats(a)]
         # Pointers of Triton's own, which this kernel does not use.
         formats += [_UNUSED["P"]] * (artifact.parameters - len(formats))
@@ -69,7 +69,7 @@ class Launcher:
         """
         stream = torch._C._cuda_getCurrentRawStream(device)
         if self._maps is not None:
-            values = (*values, address_of_pair(device, stream), *self._maps.values(values, device))
+            values = (*values, *self._counters(device, stream), *self._maps.values(values, device))
         self._send(programs, device, stream, values)
 
     def repeat(
@@ -97,9 +97,12 @@ class Launcher:
                 if len(known) >= _PLACES:
                     known.clear()
                 found = known[addresses] = maps.values(values, device)
-            self._send(programs, device, stream, (*values, address_of_pair(device, stream), *found))
+            self._send(programs, device, stream, (*values, *self._counters(device, stream), *found))
 
         return described
+
+    def _counters(self, device: int, stream: int) -> tuple[int, ...]:
+        return (address_of_pair(device, stream),) if self._artifact.shares_tiles else ()
 
     def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
         if _recorded is not None:
@@ -131,7 +134,8 @@ class Launcher:
 def _formats(argument: Argument) -> list[str]:
     """How the parameters of an argument are packed. A descriptor is followed by its lengths and strides."""
     if is_descriptor(argument):
-        return [_MAP, *[_UNUSED["i"]] * RANK, *[_UNUSED["q"]] * RANK]
+        rank = len(block_of(argument)[1])
+        return [_MAP, *[_UNUSED["i"]] * rank, *[_UNUSED["q"]] * rank]
     return ["Q" if argument.type.startswith("*") else _FORMAT[argument.type]]
 
 

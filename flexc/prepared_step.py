@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flexc.backends import choose
 from flexc.backward_script import Recorded
 from flexc.call import AttentionCall
 from flexc.differentiate import NAMED, Numbers, gradients
@@ -109,10 +110,12 @@ def _replay(
 def _record(
     step: Step, given: tuple[Any, ...], tensors: list[Any], places: list[int]
 ) -> tuple[list[torch.Tensor], Recorded]:
-    call = refitted(call_of(*step.numbers.inputs(tensors))[0])
+    call, statement = call_of(*step.numbers.inputs(tensors))
+    call = refitted(call)
     names = [name_of(call, place - (place > NAMED - 1)) for place in places]
     out, lse, grad_out, grad_lse = given[3:7]
-    return record(call, out, lse, grad_out, grad_lse, names)
+    backend = choose(statement.backend, call.q.device)
+    return record(call, out, lse, grad_out, grad_lse, names, backend)
 
 
 def prepare(call: AttentionCall, place: Place, backend: str) -> Result | None:

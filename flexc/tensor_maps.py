@@ -15,15 +15,16 @@ from typing import Any
 
 from flexc import driver
 from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.backward_spec import ROWS_PADDED_TO
 from flexc.lru import LRU
 
 SIZE = 128
 """Bytes of a descriptor; it lies at a multiple of 64."""
 RANK = 4
 # Of the driver's header: element types, no interleaving, L2 lines of 128 bytes, swizzles by their bytes.
-_ELEMENT_TYPE = {"fp16": 6, "bf16": 9}
+_ELEMENT_TYPE = {"fp16": 6, "fp32": 7, "bf16": 9}
 _PLAIN, _L2_128, _ZERO_FILL = 0, 2, 0
-_SWIZZLES = {32: 1, 64: 2, 128: 3}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _ITEM = 2
 _ALIGNMENT = 64
 _FORMS = 256
@@ -34,12 +35,22 @@ _TENSORS = {
     Source.K_DESCRIPTOR: (Source.K, Source.K_STRIDE, Source.KV_LEN),
     Source.V_DESCRIPTOR: (Source.V, Source.V_STRIDE, Source.KV_LEN),
     Source.OUT_DESCRIPTOR: (Source.OUT, Source.OUT_STRIDE, Source.Q_LEN),
+    Source.GRAD_OUT_DESCRIPTOR: (Source.GRAD_OUT, Source.GRAD_OUT_STRIDE, Source.Q_LEN),
+    Source.GRAD_K_DESCRIPTOR: (Source.GRAD_K, Source.GRAD_K_STRIDE, Source.KV_LEN),
+    Source.GRAD_V_DESCRIPTOR: (Source.GRAD_V, Source.GRAD_V_STRIDE, Source.KV_LEN),
 }
+# What a backward knows of every row, contiguous and padded: numbers, or rows of sums in lines of 32.
+_ROWS = {
+    Source.DELTA_DESCRIPTOR: Source.DELTA,
+    Source.SHIFT_DESCRIPTOR: Source.SHIFT,
+    Source.GRAD_Q_SUM_DESCRIPTOR: Source.GRAD_Q_SUM,
+}
+_LINE = 32
 
 
 def is_descriptor(argument: Argument) -> bool:
     """Whether the value of an argument is a descriptor, which a launcher makes from the others."""
-    return argument.source in _TENSORS
+    return argument.source in _TENSORS or argument.source in _ROWS
 
 
 class TensorMaps:
@@ -50,24 +61,32 @@ class TensorMaps:
         counts = [at[source, 0] for source in (Source.BATCH, Source.Q_HEADS, Source.GROUP)]
         self._maps = []
         for argument in filter(is_descriptor, arguments):
+            if argument.source in _ROWS:
+                facts = (at[_ROWS[argument.source], 0], *counts[:2], at[Source.Q_LEN, 0])
+                self._maps.append(_Map(argument, itemgetter(*facts), _encode_rows))
+                continue
             pointer, stride, length = _TENSORS[argument.source]
             facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
-            self._maps.append(_Map(argument, itemgetter(*facts), shares_heads=length is Source.KV_LEN))
+            encode = _encode_shared if length is Source.KV_LEN else _encode
+            self._maps.append(_Map(argument, itemgetter(*facts), encode))
 
     def values(self, values: Sequence[Any], device: int) -> tuple[bytes, ...]:
         """The descriptors in the order of the arguments. `values` are those of all other arguments."""
         return tuple([found.value(values, device) for found in self._maps])
 
 
+Encode = Callable[[Argument, int, Sequence[int]], "ctypes.Array[ctypes.c_char]"]
+
+
 class _Map:
     """The descriptors of one tensor: of each place where it lay, and one of each form to move elsewhere."""
 
     def __init__(
-        self, argument: Argument, facts: Callable[[Sequence[Any]], tuple[int, ...]], *, shares_heads: bool
+        self, argument: Argument, facts: Callable[[Sequence[Any]], tuple[int, ...]], encode: Encode
     ) -> None:
         self._argument = argument
         self._facts = facts
-        self._shares_heads = shares_heads
+        self._encode = encode
         self._made: LRU[tuple[int, ...], bytes] = LRU(256)
         self._forms: dict[tuple[int, ...], ctypes.Array[ctypes.c_char]] = {}
         self._lock = Lock()
@@ -88,7 +107,7 @@ class _Map:
         if form is None:
             if len(self._forms) >= _FORMS:
                 self._forms.clear()
-            form = self._forms[facts] = _encode(self._argument, address, facts, self._shares_heads)
+            form = self._forms[facts] = self._encode(self._argument, address, facts)
         at = ctypes.c_void_p(_start(form))
         driver.check(
             driver.library().cuTensorMapReplaceAddress(at, ctypes.c_void_p(address)),
@@ -103,26 +122,59 @@ def _start(room: ctypes.Array[ctypes.c_char]) -> int:
     return address + -address % _ALIGNMENT
 
 
-def _encode(
-    argument: Argument, address: int, facts: Sequence[int], shares_heads: bool
-) -> ctypes.Array[ctypes.c_char]:
-    """The descriptor of a tensor (batch, heads, length, columns), of which blocks are copied."""
+def _encode(argument: Argument, address: int, facts: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
+    """The descriptor of a tensor (batch, query heads, length, columns), of which blocks are copied."""
+    *strides, length, batch, heads, _ = facts
+    return _encode_tensor(argument, address, strides, (argument.dimension, length, heads, batch))
+
+
+def _encode_shared(argument: Argument, address: int, facts: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
+    """The same of one (batch, heads of keys, length, columns)."""
     *strides, length, batch, heads, group = facts
-    element, rows, swizzle = _block(argument)
+    return _encode_tensor(argument, address, strides, (argument.dimension, length, heads // group, batch))
+
+
+def _encode_tensor(
+    argument: Argument, address: int, strides: Sequence[int], lengths: tuple[int, ...]
+) -> ctypes.Array[ctypes.c_char]:
     # The driver counts dimensions from the innermost. A dimension of length 1 may have any stride.
-    lengths = (argument.dimension, length, heads // group if shares_heads else heads, batch)
     steps = [_ITEM * (s if n > 1 else 8) for s, n in zip(reversed(strides), lengths[1:], strict=True)]
-    box = (swizzle // _ITEM, rows, 1, 1)
+    element, block, swizzle = block_of(argument)
+    box = (swizzle // _ITEM, block[2], 1, 1)
+    return _described(element, address, lengths, steps, box, swizzle)
+
+
+def _encode_rows(argument: Argument, address: int, facts: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
+    """The descriptor of a number a row of all heads, or of its sums in lines: `dimension` numbers a row."""
+    batch, heads, length = facts
+    rows = batch * heads * (-(-length // ROWS_PADDED_TO) * ROWS_PADDED_TO)
+    element, block, swizzle = block_of(argument)
+    if len(block) == 1:
+        return _described(element, address, (rows,), (), block, swizzle)
+    lengths = (_LINE, rows * argument.dimension // _LINE)
+    return _described(element, address, lengths, (4 * _LINE,), block[::-1], swizzle)
+
+
+def _described(
+    element: str,
+    address: int,
+    lengths: Sequence[int],
+    steps: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
+) -> ctypes.Array[ctypes.c_char]:
+    """All but the address and the last four from the innermost dimension; `steps` are strides in bytes."""
+    rank = len(lengths)
     room = ctypes.create_string_buffer(SIZE + _ALIGNMENT)
     status = driver.library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(_start(room)),
         _ELEMENT_TYPE[element],
-        RANK,
+        rank,
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * RANK)(*lengths),
-        (ctypes.c_uint64 * (RANK - 1))(*steps),
-        (ctypes.c_uint32 * RANK)(*box),
-        (ctypes.c_uint32 * RANK)(*(1,) * RANK),
+        (ctypes.c_uint64 * rank)(*lengths),
+        (ctypes.c_uint64 * max(1, rank - 1))(*steps),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*(1,) * rank),
         _PLAIN,
         _SWIZZLES[swizzle],
         _L2_128,
@@ -132,9 +184,9 @@ def _encode(
     return room
 
 
-def _block(argument: Argument) -> tuple[str, int, int]:
-    """Element type, rows, and bytes of a swizzle, of the block that a descriptor's type names."""
-    found = re.match(r"tensordesc<(\w+)\[1, 1, (\d+), \d+\],.*swizzle_byte_width=(\d+)", argument.type)
+def block_of(argument: Argument) -> tuple[str, tuple[int, ...], int]:
+    """Element type, shape, and bytes of a swizzle, of the block that a descriptor's type names."""
+    found = re.match(r"tensordesc<(\w+)\[([\d, ]+)\],.*swizzle_byte_width=(\d+)", argument.type)
     if found is None:
         raise AssertionError(f"{argument.name} has the type {argument.type}")
-    return found[1], int(found[2]), int(found[3])
+    return found[1], tuple(map(int, found[2].split(","))), int(found[3])

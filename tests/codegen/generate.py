@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flexc.callspec import unit_strides
+from flexc.choice import backward_parts
 from flexc.codegen.backward_plan import lower_backward
-from flexc.codegen.backward_schedule import schedule
 from flexc.codegen.backward_spec import backward_spec
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.design import Design
@@ -85,17 +85,18 @@ def generate_backward(
     *,
     deterministic: bool = False,
     options: dict[str, object] | None = None,
+    hopper: bool = False,
     **facts: Any,
 ) -> list[str]:
-    """The generated files of a backward, with gradients of all floating captured tensors."""
+    """The generated files of a backward, with gradients of all floating captured tensors but on `hopper`."""
     spec = spec_for(mask, score, **facts)
-    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float)
+    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float and not hopper)
     values = resolve(score, mask)[1]
     backward = backward_spec(spec, values, None, has_grad_lse=True, slots=slots, deterministic=deterministic)
     sources = resolve(score, mask)[0].sources
-    entries = schedule(backward, TARGETS[target], options or {}).entries
+    parts = backward_parts(backward, target, tuple((options or {}).items()), hopper=hopper)
     return [
-        lower_backward(backward, e, TARGETS[target], options=options, sources=sources).source for e in entries
+        lower_backward(of, e, TARGETS[target], options=options, sources=sources).source for of, e in parts
     ]
 
 

@@ -57,6 +57,13 @@ BACKWARD: dict[str, dict[str, Any]] = {
     "softcap": {"score": scores.softcap(30.0)},
     "slopes": {"mask": masks.causal, "score": scores.alibi(SLOPES)},
     "relative_bias": {"score": scores.relative_bias(torch.ones(8, 255))},
+    "hopper_plain": {"hopper": True, "head_dim": 64},
+    "hopper_softcap_causal": {"hopper": True, "mask": masks.causal, "score": scores.softcap(30.0)},
+    "hopper_slopes_documents": {
+        "hopper": True,
+        "mask": masks.document(DOCUMENTS),
+        "score": scores.alibi(SLOPES),
+    },
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
 }
 

@@ -44,7 +44,8 @@ def check(sass: str, resources: Resources, promise: Promise) -> None:
     spilled = spills_in_matrix_loops(sass)
     assert spilled <= promise.spills + _NEWER, f"{spilled} accesses to spilled registers in loops"
     target = TARGETS["sm90"]
-    assert resources.shared_memory <= target.shared_memory
+    # The system takes 1,024 bytes that no kernel asked for.
+    assert resources.shared_memory - 1024 <= target.shared_memory
     assert resources.warps == 4 * (promise.consumers + 1)
     computes, loads = promise.registers
     assert set(promise.registers) <= set(found.budgets), found

@@ -1,0 +1,339 @@
+"""Gathers what the generated file of a Hopper backward says."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flexc.codegen.arguments import RESERVED, capture_names
+from flexc.codegen.backward_form import Form, backward_form
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
+from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
+from flexc.codegen.gluon_names import ADDING, NAMES, RENAMED
+from flexc.codegen.hoisting import Element, Function, Hoisting
+from flexc.codegen.hopper import needed
+from flexc.codegen.hopper_backward_arguments import main_arguments
+from flexc.codegen.hopper_backward_finish import finish_module, header
+from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.module import Constant, GeneratedKernel
+from flexc.codegen.render import render
+from flexc.ir.build import const
+from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.graph import ModSource
+from flexc.ir.ops import Input
+from flexc.ir.place import Placement, place
+from flexc.ir.simplify import simplify
+from flexc.ir.spec import Blocks
+from flexc.ir.substitute import substitute
+from flexc.ir.types import Storage
+
+_WIDTH = 88
+"""Of the lines that pass the arguments on; the deepest begin in column 20."""
+_WALK = 8
+_SIGMOID = "tl.sigmoid("
+_OPERAND = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
+_PAIR = {Storage.BF16: "bf16x2", Storage.FP16: "f16x2"}
+# Two 16-bit numbers of register $1 as fp32.
+_UNPACK = {
+    Storage.BF16: ("shl.b32 s0, $1, 16;", "and.b32 s1, $1, 0xffff0000;"),
+    Storage.FP16: (
+        ".reg .b16 h0, h1;",
+        "mov.b32 {h0, h1}, $1;",
+        "cvt.f32.f16 s0, h0;",
+        "cvt.f32.f16 s1, h1;",
+    ),
+}
+_HEADS_APART = "Heads come one after another."
+_HEADS_TOGETHER = (
+    "A few heads, whose queries the L2 cache holds, take turns: so that programs of different length run\n"
+    "    beside each other. The first keys of a head come first: under a causal mask most queries see them."
+)
+# Every name that the template uses.
+ALL_NAMES = RESERVED | frozenset({
+    "gluon", "gl", "tma", "mbarrier", "fence_async_shared", "warpgroup_mma", "warpgroup_mma_init",
+    "warpgroup_mma_wait", "getattr", "KEYS", "Q_STAGES", "DQ_COLUMNS", "Q_BYTES", "KV_BYTES", "WALK",
+    "OPERAND", "L2_ROWS", "sigmoid", "place_of", "take_turn", "give_turn", "score_gradient",
+    "query_gradient", "stage", "load_tiles", "accumulate", "attention_backward", "batch", "never", "keep",
+    "lost", "lost_ptr", "heads", "together", "first", "size", "rest", "which", "x", "order", "numbers",
+    "table", "starts", "row_numbers", "row", "count", "counted", "plain", "start", "step", "steps", "slot",
+    "after", "half", "ahead", "wanted", "some", "t", "i", "one_layout", "score_layout", "acc_layout",
+    "dq_layout", "weight_layout", "row_layout", "column_layout", "ds_layout", "first_key", "zero",
+    "dq_zero", "keys_left", "q_here", "tell", "told", "next_tile", "count_steps", "last_head", "none",
+    "fresh", "end", "k_mine", "v_mine", "ds_mine", "dq_row", "masked", "dout_h", "dout_start", "firsts",
+    "ends", "acc_zero", "dp", "ds", "share", "k_ready", "v_ready", "q_ready", "dout_ready", "done",
+    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end",
+    *(f"{tensor}_desc" for tensor in ("q", "k", "v", "dout", "dk", "dv", "shift", "delta")),
+    *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "shift", "delta")),
+    *NAMES,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Main:
+    """Everything that the template of the large kernel reads. Strings are pieces of Python."""
+
+    header: str
+    renamed: tuple[str, ...]
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
+    argument_lines: tuple[str, ...]
+    head_lines: tuple[str, ...]
+    column_lines: tuple[str, ...]
+    column_lines_of_head: tuple[str, ...]
+    """What is computed once a column, and what of that depends on the head."""
+    mods_read_rows: bool
+    mods_read_head: bool
+    score_row_lines: tuple[str, ...]
+    """What a step computes once a row for scores and their gradients, and for the mask."""
+    mask_row_lines: tuple[str, ...]
+    score_reads_rows: bool
+    mask_reads_rows: bool
+    mods_read_columns: bool
+    score_scaled: bool
+    score_call: str | None
+    score_result: str
+    score_scale: str | None
+    grad_call: str | None
+    mask_call: str | None
+    to_log2: str
+    scale_per_head: bool
+    scale_of_head: bool
+    final_scale: str | None
+    blocks_from_map: bool
+    tells_masked: bool
+    """The loading warp says whether the mask applies to a tile of queries."""
+    bounds_comments: tuple[str, ...]
+    bounds_lines: tuple[str, ...]
+    """What finds the stretches of queries that see the keys of a program, from its coordinates."""
+    walk: str
+    """What the loading warp remembers from tile to tile; and what of that starts at 0."""
+    walk_from_zero: tuple[str, ...]
+    stretches: int
+    stretch_lines: tuple[str, ...]
+    masked_tile: str
+    masked: str
+    order: str
+    together: str
+    in_turns: bool
+    late: bool
+    halves_are_columns: bool
+    register_bases: str
+    unpack: tuple[str, ...]
+    operand: str
+    operand_pair: str
+    rescue_nan: bool
+
+
+def hopper_backward_module(
+    backward: BackwardSpec, entry: Entry, plan: HopperBackwardPlan, sources: tuple[ModSource, ...]
+) -> GeneratedKernel:
+    """The file of the large kernel of a Hopper backward, or of the one that finishes dQ."""
+    form = _linear(backward_form(backward, scatters=False))
+    if entry is Entry.FINISH:
+        return finish_module(backward, plan, form)
+    names = capture_names(backward.forward.captures, ALL_NAMES)
+    arguments = main_arguments(backward, plan, names)
+    view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
+    text = render("hopper_backward.py.jinja", view)
+    return GeneratedKernel(text, entry.value, arguments, plan, _placement(view))
+
+
+def _linear(form: Form) -> Form:
+    """`grad` as the factor that the gradient is multiplied by: it is linear in the one that comes in."""
+    if form.grad is None:
+        return form
+    return replace(form, grad=simplify(substitute(form.grad, {Input.GRAD: const(1.0)})))
+
+
+def _view(
+    backward: BackwardSpec,
+    plan: HopperBackwardPlan,
+    form: Form,
+    sources: tuple[ModSource, ...],
+    names: tuple[str, ...],
+    arguments: tuple[str, ...],
+) -> _Main:
+    spec = backward.forward
+    blocks, ranges = backward.blocks(Entry.HOPPER), backward.ranges(Entry.HOPPER)
+    bound_roots = [] if ranges is None else range_roots(ranges, BY_KEYS)
+    hoisting = Hoisting(spec, names, form.roots, set(arguments) | ALL_NAMES, bound_roots, columns_stay=True)
+    bounds = None if ranges is None else tile_bounds(ranges, hoisting, BY_KEYS)
+    score_rows = (*hoisting.row_lines(form.score), *hoisting.row_lines(form.grad))
+    mask_rows = hoisting.row_lines(form.mask)
+    score = (
+        None if form.score is None else hoisting.element("score_mod", form.score, spec.score or form.score)
+    )
+    grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
+    mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
+    scale = _scale(form, hoisting)
+    elements = [e for e in (score, grad, mask) if e is not None]
+    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
+    emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
+    emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
+    if any(_SIGMOID in line for line in emitted):
+        helpers |= {"sigmoid"}
+    reads_score = form.grad is not None and Input.SCORE in inputs_of(form.grad)
+    call = None
+    if score is not None and form.score is not None:
+        call = _as_tile(form.score, score.call(score="score" if reads_score else "score * score_scale"))
+    per_head = not form.factor_is_global
+    needs_scale = "score_scale" in (call or "") or reads_score or form.factor is not None
+    scored = [e for e in (score, grad) if e is not None]
+    columns = plan.dq_columns
+    bases = [[1], [2], *([512 << i] for i in range((columns // 8).bit_length() - 1))]
+    reads_rows_score = _reads("q_idx", scored, score_rows)
+    reads_rows_mask = mask is not None and _reads("q_idx", [mask], mask_rows)
+    scale_of_head = needs_scale and scale is not None and per_head
+    head_lines = list(hoisting.head)
+    if scale_of_head:
+        head_lines.append(f"score_scale = {scale}")
+    of_head = _depending(("h", *_assigned(hoisting.head)), hoisting.column)
+    uneven = blocks is not Blocks.ALL
+    return _Main(
+        header=header(backward, Entry.HOPPER, sources),
+        renamed=(*RENAMED, *ADDING),
+        constants=_constants(backward, plan),
+        helpers=tuple(sorted(helpers)),
+        fast_tanh=plan.fast_tanh,
+        functions=tuple(_function(e.function) for e in elements),
+        argument_lines=tuple(textwrap.wrap(", ".join(arguments) + ",", _WIDTH)),
+        head_lines=_gluon(head_lines),
+        column_lines=_gluon([line for line in hoisting.column if line not in of_head]),
+        column_lines_of_head=_gluon([line for line in hoisting.column if line in of_head]),
+        mods_read_rows=reads_rows_score or reads_rows_mask,
+        mods_read_head=bool(head_lines or of_head) or _reads("h", elements, (*score_rows, *mask_rows)),
+        score_row_lines=_gluon(score_rows),
+        mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in _gluon(mask_rows)),
+        score_reads_rows=reads_rows_score,
+        mask_reads_rows=reads_rows_mask,
+        mods_read_columns=_reads("kv_idx", elements, (*score_rows, *mask_rows, *hoisting.column)),
+        score_scaled=reads_score,
+        score_call=call,
+        score_result="modified" if reads_score else "score",
+        score_scale=_gluon([scale])[0] if scale is not None and needs_scale else None,
+        grad_call=None if grad is None else grad.call(),
+        mask_call=None if mask is None else mask.call(q_idx="q_here"),
+        scale_of_head=scale_of_head,
+        to_log2="scale * LOG2E" if form.score is None else "LOG2E",
+        scale_per_head=per_head,
+        final_scale=None if per_head else _gluon([scale or "scale"])[0],
+        blocks_from_map=blocks is Blocks.MAP,
+        tells_masked=blocks is not Blocks.ALL,
+        **_walk(blocks, bounds, hoisting),
+        masked="((start & 1) != 0) | (keys_left < BLOCK_KV)"
+        if blocks is not Blocks.ALL
+        else "keys_left < BLOCK_KV",
+        order=_HEADS_TOGETHER if uneven else _HEADS_APART,
+        together="gl.minimum(gl.maximum(L2_ROWS // q_len, 2), 4)" if uneven else "1",
+        in_turns=plan.in_turns,
+        late=plan.late,
+        halves_are_columns=plan.halves_are_columns,
+        register_bases=str(bases),
+        unpack=_UNPACK[spec.q_storage],
+        operand=_OPERAND[spec.q_storage],
+        operand_pair=_PAIR[spec.q_storage],
+        rescue_nan=plan.rescue_nan,
+    )
+
+
+def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str, Any]:
+    """What the loading warp remembers from tile to tile, and computes for a stretch of them."""
+    lines: tuple[str, ...] = ()
+    stretch_lines: tuple[str, ...] = ()
+    if bounds is None:
+        names = ["stretch", "end_stretch", "q_end", "full_first", "full_end"] if blocks is Blocks.MAP else []
+        masked = "False"
+    else:
+        stretch_lines, masked = _gluon(bounds.stretch_lines), bounds.masked
+        names = [n for n in ("q_end", "full_first", "full_end") if n == "q_end" or n in masked]
+        names = ["stretch", *names] if bounds.count > 1 else names
+        lines = _gluon(needed((*hoisting.head, *bounds.lines), ("q_first", *names, *bounds.stretch_lines)))
+    return {
+        "walk": ", ".join(["h", *names, "q_start"]),
+        "walk_from_zero": tuple(names),
+        "bounds_comments": () if bounds is None else bounds.comments,
+        "bounds_lines": lines,
+        "stretches": 1 if bounds is None else bounds.count,
+        "stretch_lines": stretch_lines,
+        "masked_tile": f"({masked})",
+    }
+
+
+def _scale(form: Form, hoisting: Hoisting) -> str | None:
+    if form.score is None:
+        return None
+    return "scale" if form.factor is None else hoisting.scale(form.factor)
+
+
+def _reads(name: str, elements: Sequence[Element], lines: Sequence[str]) -> bool:
+    """Whether what a step computes reads `name`."""
+    texts = [*lines, *(argument for e in elements for argument in e.arguments)]
+    return any(re.search(rf"\b{name}\b", text) for text in texts)
+
+
+def _assigned(lines: Sequence[str]) -> list[str]:
+    return [line.partition(" = ")[0] for line in lines]
+
+
+def _depending(names: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Those of `lines`, each an assignment, that read one of `names` or a result of another that does."""
+    tainted, found = set(names), []
+    for line in lines:
+        name, _, value = line.partition(" = ")
+        if tainted & set(re.findall(r"\w+", value)):
+            tainted.add(name)
+            found.append(line)
+    return found
+
+
+def _as_tile(score: Expr, call: str) -> str:
+    """A score that does not read both row and column, or the score itself, is spread over the tile."""
+    return call if place(score)[score] is Placement.ELEMENT else f"{call} + zero"
+
+
+def _gluon(lines: Sequence[str]) -> tuple[str, ...]:
+    """Statements that were emitted for Triton, in Gluon: the same words in another module."""
+    return tuple(re.sub(r"\btl\.", "gl.", line.replace(_SIGMOID, "sigmoid(")) for line in lines)
+
+
+def _function(function: Function) -> Function:
+    return replace(function, statements=_gluon(function.statements), result=_gluon([function.result])[0])
+
+
+def _placement(view: _Main) -> tuple[str, ...]:
+    levels = {"head": view.head_lines, "column": view.column_lines}
+    lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
+    lines += [f"once a step: {line}" for line in (*view.score_row_lines, *view.mask_row_lines)]
+    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+
+
+def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Constant, ...]:
+    tiles, dim = plan.tiles, plan.padded_dim
+    constants = [
+        Constant("BLOCK_KV", tiles.block_kv, "keys of a program"),
+        Constant("KEYS", KEYS, "keys of each of its two warpgroups"),
+        Constant("BLOCK_Q", tiles.block_q, "queries of a step"),
+        Constant(
+            "Q_STAGES", tiles.num_stages, "tiles of queries that shared memory holds; of dO it holds two"
+        ),
+        Constant("PADDED_DIM", dim, "head dimension, to a power of two"),
+        Constant("DQ_COLUMNS", plan.dq_columns, "columns of half a tile of dQ, which has 64 rows"),
+        Constant("KV_BYTES", tiles.block_kv * dim * 2, "of the keys, and of the values"),
+        Constant("Q_BYTES", tiles.block_q * dim * 2, "of a tile of queries, and of dO"),
+        Constant(
+            "ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta, shift and the sums are padded to"
+        ),
+        Constant("WALK", _WALK, "steps whose rows shared memory tells"),
+    ]
+    if backward.blocks(Entry.HOPPER) is not Blocks.ALL:
+        constants.append(Constant("L2_ROWS", 32768, "rows of queries, dO and dQ that the L2 cache holds"))
+    return (
+        *constants,
+        Constant("OPERAND", _OPERAND[backward.forward.q_storage], "element type of all but the sums"),
+        Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"),
+    )

@@ -1,0 +1,179 @@
+"""The Hopper backward on the GPU it is made for, against fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc import backends, masks, scores
+from flexc.call import Gradients
+from flexc.launcher import recording
+from tests.gradients import Problem, check_gradients, problem
+from tests.mods import corpus
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
+)
+
+ENTRIES = (
+    "causal", "window_and_first_keys", "prefix_lm_by_batch", "document_by_batch", "natten2d", "alibi_causal",
+    "two_windows_by_head", "softcap_window", "relative_bias", "tree", "nothing_allowed", "whole_rows_masked",
+    "full_bias", "gym_activation_gelu", "page_table", "random_bits_by_hashing",
+)  # fmt: skip
+MAIN = "attention_backward"
+
+
+def _qkv(
+    q_len: int,
+    kv_len: int,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shapes = ((heads, q_len, dim), (kv_heads, kv_len, dim), (kv_heads, kv_len, dim))
+    q, k, v = (torch.randn(batch, *shape, device="cuda").to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def _gradients(given: Problem, names: tuple[str, ...]) -> Gradients:
+    out, lse = backends.forward(given.call, "auto")
+    assert lse is not None
+    with recording() as launched:
+        found = backends.backward(
+            given.call, "auto", out, lse, given.grad_out, given.grad_lse, frozenset(names)
+        )
+    assert MAIN in [kernel.entry for kernel in launched]
+    return found
+
+
+def _check(*qkv: torch.Tensor, **arguments: Any) -> None:
+    given = problem(*qkv, **arguments)
+    names = ("q", "k", "v") if given.call.sinks is None else ("q", "k", "v", "sinks")
+    check_gradients(given, _gradients(given, names), names)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_mods(name: str, dim: int) -> None:
+    case = corpus()[name].make("cuda")
+    q, k, v = _qkv(
+        case.q_len, case.kv_len, batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, dim=dim
+    )
+    if case.q_len < 64:
+        pytest.skip("few rows are left to the portable kernels")
+    _check(q, k, v, mask_mod=case.mask, score_mod=case.score)
+
+
+@pytest.mark.parametrize("dim", [40, 64, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_head_dims(dim: int, dtype: torch.dtype) -> None:
+    qkv = _qkv(700, 777, dim=dim, dtype=dtype)
+    _check(*qkv)
+    _check(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"), [(64, 1), (100, 3000), (3000, 1), (129, 63), (127, 129), (2500, 2500)]
+)
+def test_lengths(q_len: int, kv_len: int, dim: int) -> None:
+    for mask in (None, masks.sliding_window(77)):
+        _check(*_qkv(q_len, kv_len, heads=3, kv_heads=1, dim=dim), mask_mod=mask)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_groups_sinks_and_gradients_of_the_lse(dim: int) -> None:
+    qkv = _qkv(1111, 1111, heads=8, dim=dim)
+    arguments = {"sinks": torch.randn(8, device="cuda"), "with_lse": True}
+    slopes = torch.rand(8, device="cuda")
+    _check(*qkv, mask_mod=masks.causal, score_mod=scores.alibi(slopes), **arguments)
+    _check(*qkv, score_mod=lambda s, b, h, q_idx, kv_idx: s * slopes[h], **arguments)
+
+
+def test_heads_that_see_different_keys() -> None:
+    reach = torch.tensor([0, 5, 300, 2000], device="cuda", dtype=torch.int32)
+
+    def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < reach[h])
+
+    _check(*_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
+
+
+def test_strides_and_scales() -> None:
+    whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
+    _check(q, k, v, mask_mod=masks.causal)
+    _check(q[..., 8:40], k[..., 16:48], v[..., :32])
+    for scale in (0.0, -0.3, 2.0):
+        _check(q, k, v, mask_mod=masks.causal, scale=scale)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, dim: int) -> None:
+    q, k, v = _qkv(300, 333, dim=dim)
+
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 3 != 0)
+
+    clean = problem(q.clone(), k.clone(), v.clone(), mask_mod=even)
+    k[:, :, 1::2] = poison
+    v[:, :, 1::2] = poison
+    q[:, :, ::3] = poison
+    given = problem(q, k, v, mask_mod=even)
+    names = ("q", "k", "v")
+    found = _gradients(Problem(given.call, clean.grad_out, None), names)
+    check_gradients(clean, found, names)
+
+
+def test_a_nan_that_is_seen_is_not_hidden() -> None:
+    q, k, v = (x.requires_grad_() for x in _qkv(300, 300, dim=128))
+    with torch.no_grad():
+        v[0, 0, 10] = float("nan")
+    flexc.attention(q, k, v, mask_mod=masks.causal).sum().backward()
+    assert q.grad is not None
+    assert q.grad[0, :2, 10:].isnan().any()
+    assert not q.grad[1].isnan().any()
+
+
+def test_streams_and_graphs() -> None:
+    q, k, v = (x.requires_grad_() for x in _qkv(1500, 1500, heads=8, dim=128))
+    weights = torch.randn_like(q)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = flexc.attention(q, k, v, mask_mod=masks.causal)
+        return torch.autograd.grad(out, (q, k, v), weights)
+
+    expected = step()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured[1], expected[1])
+        assert torch.equal(captured[2], expected[2])
+        # dQ is added up in any order.
+        assert torch.allclose(captured[0].float(), expected[0].float(), rtol=2e-2, atol=1e-3)
+
+
+def test_what_it_leaves_to_the_portable_kernels() -> None:
+    q, k, v = _qkv(300, 300)
+    slopes = torch.rand(4, device="cuda", requires_grad=True)
+    for arguments in ({"deterministic": True}, {"score_mod": scores.alibi(slopes)}, {"dropout_p": 0.3}):
+        x = q.clone().requires_grad_()
+        out = flexc.attention(x, k, v, **arguments)
+        with recording() as launched:
+            out.sum().backward()
+        assert MAIN not in [kernel.entry for kernel in launched]
