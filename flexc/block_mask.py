@@ -350,6 +350,12 @@ def create_block_mask(
     from flexc.map_cache import blocks_of
     from flexc.mods import as_mask_mod
 
+    if torch.compiler.is_dynamo_compiling() and not compute_dq_write_order:
+        from flexc.deferred_mask import DeferredBlockMask
+
+        return DeferredBlockMask(
+            mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, separate_full_blocks, budget
+        )
     if torch.compiler.is_compiling():
         from flexc import uncompiled
 

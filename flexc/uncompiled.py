@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _between_graphs(function: Function) -> Function:
-    reason = "a block mask is made between the graphs; make it outside, or pass only mask_mod"
+    reason = "blocks of a mask are found between graphs: make it outside, or only pass it as block_mask="
     disabled: Function = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return disabled
 

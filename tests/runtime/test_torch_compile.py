@@ -268,6 +268,57 @@ def test_without_fullgraph_what_cannot_be_traced_runs_between_the_graphs() -> No
         torch.compile(function, backend="eager")(q, k, v, torch.tensor(3))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_block_mask_made_in_a_compiled_function(backend: str) -> None:
+    def function(q: Any, k: Any, v: Any, ids: torch.Tensor, width: int) -> Any:
+        def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return (ids[q_idx] == ids[kv_idx]) & (q_idx - kv_idx < width)
+
+        lengths = q.shape[2], k.shape[2]
+        blocks = flexc.create_block_mask(flexc.masks.causal & mask, None, None, *lengths, device=q.device)
+        other = flexc.masks.causal.block_mask(None, None, *lengths, device="cpu", BLOCK_SIZE=(16, 32))
+        first = flexc.attention(q, k, v, block_mask=blocks)
+        return flexc.attention(q + first.mean(), k, v, block_mask=blocks, mask_mod=other.mask_mod)
+
+    compiled = Counted(function, backend)
+    for length in (40, 50, 60):
+        q, k, v = (x.requires_grad_() for x in _qkv(length))
+        given = (q, k, v, torch.arange(length) // 11, length // 5)
+        results = [call(*given) for call in (compiled, function)]
+        grads = [torch.autograd.grad(result.pow(2).sum(), (q, k, v)) for result in results]
+        for ours, theirs in zip((results[0], *grads[0]), (results[1], *grads[1]), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert compiled.count == 2
+
+
+def test_a_block_mask_that_leaves_a_compiled_function() -> None:
+    def function(q: torch.Tensor) -> Any:
+        return flexc.create_block_mask(flexc.masks.causal, 2, None, q.shape[2], 300, "cpu", BLOCK_SIZE=64), q
+
+    q, k, v = _qkv(280, 300)
+    made, _ = Counted(function)(q)
+    expected, _ = function(q)
+    assert made.shape == expected.shape
+    assert torch.equal(made.kv_indices, expected.kv_indices)
+    assert torch.equal(made.to_dense(), expected.to_dense())
+    assert made.sparsity() == expected.sparsity()
+    out = flexc.attention(q, k, v, block_mask=expected)
+    for mask in (made, made.to("cpu"), function(q)[0]):
+        assert torch.equal(flexc.attention(q, k, v, block_mask=mask), out)
+        assert torch.equal(Counted(lambda q, m: flexc.attention(q, k, v, block_mask=m))(q, mask), out)
+
+
+def test_the_blocks_of_a_mask_are_found_between_graphs() -> None:
+    def function(q: torch.Tensor) -> torch.Tensor:
+        blocks = flexc.create_block_mask(flexc.masks.causal, None, None, 300, 300, device="cpu")
+        return q * blocks.kv_num_blocks.sum()
+
+    q, _, _ = _qkv(20)
+    assert torch.equal(torch.compile(function, backend="eager")(q), function(q))
+    with pytest.raises(Exception, match="found between graphs"):
+        Counted(function)(q)
+
+
 def test_a_compiled_block_mask() -> None:
     compiled = torch.compile(flexc.create_block_mask, backend="eager")
     mask = compiled(flexc.masks.causal, None, None, 300, 300, device="cpu")
