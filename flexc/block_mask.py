@@ -350,29 +350,11 @@ def create_block_mask(
     from flexc.map_cache import blocks_of
     from flexc.mods import as_mask_mod
 
-    if torch.compiler.is_dynamo_compiling() and not compute_dq_write_order:
-        from flexc.deferred_mask import DeferredBlockMask
-
-        return DeferredBlockMask(
-            mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, separate_full_blocks, budget
-        )
     if torch.compiler.is_compiling():
         from flexc import uncompiled
 
-        return uncompiled.create_block_mask(
-            mask_mod,
-            B,
-            H,
-            Q_LEN,
-            KV_LEN,
-            device=device,
-            BLOCK_SIZE=BLOCK_SIZE,
-            _compile=_compile,
-            separate_full_blocks=separate_full_blocks,
-            compute_dq_write_order=compute_dq_write_order,
-            dq_kv_order=dq_kv_order,
-            budget=budget,
-        )
+        asked = (mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, separate_full_blocks, budget)
+        return uncompiled.create_block_mask(asked, compute_dq_write_order, dq_kv_order)
     where = default_device() if device is None else torch.device(device)
     torch.empty(0, device=where)  # a device that is not there fails here, as in PyTorch
     block_q, block_kv = block_sizes(BLOCK_SIZE)

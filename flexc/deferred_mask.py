@@ -6,12 +6,10 @@ for all layers that share it. So torch.compile can trace the making of a mask, w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from flexc.block_lists import block_sizes
-from flexc.block_mask import BlockMask, create_block_mask
+from flexc.block_mask import BlockMask
 from flexc.block_tree import register
 from flexc.device_map import DeviceMap
 from flexc.ir.blockmap import BlockMap
@@ -63,19 +61,9 @@ class DeferredBlockMask(BlockMask):
 
     def _whole(self) -> BlockMask:
         if self._found is None:
-            make: Any = create_block_mask
-            if torch.compiler.is_dynamo_compiling():
-                from flexc import uncompiled
+            from flexc import uncompiled
 
-                make = uncompiled.create_block_mask
-            *places, device, block_size, separate_full, budget = self._asked
-            self._found = make(
-                *places,
-                device=device,
-                BLOCK_SIZE=block_size,
-                separate_full_blocks=separate_full,
-                budget=budget,
-            )
+            self._found = uncompiled.made_between_graphs(self._asked)
         return self._found
 
     @property
