@@ -26,7 +26,31 @@ def test_published_vectors(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     """Those that the authors' library comes with."""
+    assert tuple(int(word) for word in random_words(key[0] | key[1] << 32, counter, rounds=10)) == words
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+        ((ONES,) * 4, (ONES,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
+        ),
+    ],
+)
+def test_published_vectors_of_seven_rounds(
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
     assert tuple(int(word) for word in random_words(key[0] | key[1] << 32, counter)) == words
+
+
+def test_four_words_belong_to_rows_and_columns_eight_apart() -> None:
+    words = random_words(99, (5, 3, 2, 0))
+    keep = kept(99, 0.5, torch.tensor(2), torch.tensor([[3], [11]]), torch.tensor([5, 13]))
+    assert keep.flatten().tolist() == [bool(word >= 2**31) for word in words]
 
 
 def test_pairs_are_kept_independently_and_as_often_as_asked() -> None:

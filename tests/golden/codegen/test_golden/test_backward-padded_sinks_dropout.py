@@ -92,10 +92,19 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @triton.jit
-def kept(seed, stream, q_idx, kv_idx, dropped_below):
-    """Whether each pair keeps its weight, by random bits of its own: word 0 of Philox4x32-10."""
-    word, _, _, _ = tl.philox(seed, kv_idx, q_idx, stream, 0)
-    return word.to(tl.int64) >= dropped_below
+def kept(seed, stream, q_start, kv_start, dropped_below):
+    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
+
+    One call has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16.
+    """
+    q_half = q_start // 2 + tl.arange(0, BLOCK_Q // 2)
+    kv_half = kv_start // 2 + tl.arange(0, BLOCK_KV // 2)
+    word_0, word_1, word_2, word_3 = tl.philox(seed, kv_half[None, :], q_half[:, None], stream, 0, n_rounds=7)
+    # By the eights of the columns, then by those of the rows.
+    above = tl.join(word_0.to(tl.int64) >= dropped_below, word_1.to(tl.int64) >= dropped_below)
+    below = tl.join(word_2.to(tl.int64) >= dropped_below, word_3.to(tl.int64) >= dropped_below)
+    both = tl.reshape(tl.join(above, below), [BLOCK_Q // 16, 8, BLOCK_KV // 16, 8, 2, 2])
+    return tl.reshape(tl.permute(both, (0, 5, 1, 2, 4, 3)), [BLOCK_Q, BLOCK_KV])
 
 
 @triton.jit
@@ -167,7 +176,7 @@ def attention_backward_q(
         score = tl.dot(q, k, input_precision=PRECISION)
         p = tl.exp2(score * to_log2 - shift[:, None])
         dp = tl.dot(dout, v, input_precision=PRECISION)
-        survives = kept(seed, b * q_heads + h, rows[:, None], (kv_start + columns)[None, :], dropped_below)
+        survives = kept(seed, b * q_heads + h, q_start, kv_start, dropped_below)
         dp = tl.where(survives, dp * survivors_weight, 0.0)
         grad = p * (dp - delta[:, None])
         dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
@@ -187,7 +196,7 @@ def attention_backward_q(
         score = tl.where(in_columns[None, :], score, float("-inf"))
         p = tl.exp2(score * to_log2 - shift[:, None])
         dp = tl.dot(dout, v, input_precision=PRECISION)
-        survives = kept(seed, b * q_heads + h, rows[:, None], (kv_start + columns)[None, :], dropped_below)
+        survives = kept(seed, b * q_heads + h, q_start, kv_start, dropped_below)
         dp = tl.where(survives, dp * survivors_weight, 0.0)
         grad = p * (dp - delta[:, None])
         dq = tl.dot(grad.to(k.dtype), tl.trans(k), dq, input_precision=PRECISION)
@@ -218,10 +227,19 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @triton.jit
-def kept(seed, stream, q_idx, kv_idx, dropped_below):
-    """Whether each pair keeps its weight, by random bits of its own: word 0 of Philox4x32-10."""
-    word, _, _, _ = tl.philox(seed, kv_idx, q_idx, stream, 0)
-    return word.to(tl.int64) >= dropped_below
+def kept(seed, stream, q_start, kv_start, dropped_below):
+    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
+
+    One call has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16.
+    """
+    q_half = q_start // 2 + tl.arange(0, BLOCK_Q // 2)
+    kv_half = kv_start // 2 + tl.arange(0, BLOCK_KV // 2)
+    word_0, word_1, word_2, word_3 = tl.philox(seed, kv_half[:, None], q_half[None, :], stream, 0, n_rounds=7)
+    # By the eights of the columns, then by those of the rows.
+    above = tl.join(word_0.to(tl.int64) >= dropped_below, word_2.to(tl.int64) >= dropped_below)
+    below = tl.join(word_1.to(tl.int64) >= dropped_below, word_3.to(tl.int64) >= dropped_below)
+    both = tl.reshape(tl.join(above, below), [BLOCK_KV // 16, 8, BLOCK_Q // 16, 8, 2, 2])
+    return tl.reshape(tl.permute(both, (0, 5, 1, 2, 4, 3)), [BLOCK_KV, BLOCK_Q])
 
 
 @triton.jit
@@ -316,7 +334,7 @@ def attention_backward_kv(
                 mask=in_rows[:, None] & (dims_v < HEAD_DIM_V)[None, :],
                 other=0.0,
             )
-            survives = kept(seed, b * q_heads + h, rows[None, :], columns[:, None], dropped_below)
+            survives = kept(seed, b * q_heads + h, q_start, kv_start, dropped_below)
             weight = tl.where(survives, p * survivors_weight, 0.0)
             dv = tl.dot(weight.to(dout.dtype), dout, dv, input_precision=PRECISION)
             delta = tl.load(delta_ptr + row_at + rows)

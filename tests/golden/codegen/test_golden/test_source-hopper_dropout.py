@@ -50,18 +50,34 @@ def mask_mod(q_idx, kv_idx):
 
 
 @gluon.jit
-def kept(seed, stream, q_idx, kv_idx, dropped_below):
-    """Whether each pair keeps its weight, by random bits of its own: word 0 of Philox4x32-10.
+def corners(tile):
+    """A tile in four: by the eights of its rows and columns. A thread has all four of a place."""
+    rows: gl.constexpr = tile.shape[0]
+    columns: gl.constexpr = tile.shape[1]
+    apart = tile.reshape([rows // 16, 2, 8, columns // 16, 2, 8]).permute([0, 2, 3, 5, 1, 4])
+    left, right = apart.split()
+    upper_left, lower_left = left.split()
+    upper_right, lower_right = right.split()
+    return upper_left, upper_right, lower_left, lower_right
 
-    Gluon has no Philox. What the first rounds compute depends on the row or the column alone, and stays narrow.
+
+@gluon.jit
+def kept(seed, stream, q_idx, kv_idx, dropped_below):
+    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
+
+    One counter has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16. Gluon has
+    no Philox.
     """
+    q_idx, kv_idx = gl.broadcast(q_idx, kv_idx)
+    q_first, _, _, _ = corners(q_idx)
+    kv_first, _, _, _ = corners(kv_idx)
     key_0 = seed.to(gl.uint32)
     key_1 = (seed >> 32).to(gl.uint32)
-    word_0 = kv_idx.to(gl.uint32)
-    word_1 = q_idx.to(gl.uint32)
+    word_0 = (kv_first // 16 * 8 + kv_first % 8).to(gl.uint32)
+    word_1 = (q_first // 16 * 8 + q_first % 8).to(gl.uint32)
     word_2 = stream.to(gl.uint32)
     word_3 = gl.cast(0, gl.uint32)
-    for _ in gl.static_range(10):
+    for _ in gl.static_range(7):
         first = word_0.to(gl.uint64) * 0xD2511F53
         second = word_2.to(gl.uint64) * 0xCD9E8D57
         word_0 = (second >> 32).to(gl.uint32) ^ word_1 ^ key_0
@@ -70,8 +86,10 @@ def kept(seed, stream, q_idx, kv_idx, dropped_below):
         word_3 = first.to(gl.uint32)
         key_0 += 0x9E3779B9
         key_1 += 0xBB67AE85
+    apart = gl.join(gl.join(word_0, word_2), gl.join(word_1, word_3)).permute([0, 4, 1, 2, 5, 3])
+    word = gl.convert_layout(apart.reshape(q_idx.shape), q_idx.type.layout, assert_trivial=True)
     # With a probability of 1 the bound is 2**32: what little that keeps has no weight.
-    return word_0 >= gl.minimum(dropped_below, 0xFFFFFFFF).to(gl.uint32)
+    return word >= gl.minimum(dropped_below, 0xFFFFFFFF).to(gl.uint32)
 
 
 @gluon.jit
