@@ -53,7 +53,7 @@ def run_apart(
         finally:
             process.end()
 
-    threads = [threading.Thread(target=drain) for _ in range(max(1, min(workers, len(jobs))))]
+    threads = [threading.Thread(target=drain, daemon=True) for _ in range(max(1, min(workers, len(jobs))))]
     for thread in threads:
         thread.start()
     for thread in threads:
