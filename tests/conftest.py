@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole-corpus",
         action="store_true",
-        help="compile the corpus for every head dimension",
+        help="compile the corpus for every target and head dimension",
     )
 
 

@@ -1,11 +1,13 @@
 """The kernels of a backward compile for three generations, without a GPU and with few spilled registers.
 
-A part of the corpus: what their graphs are made of differs, and the forward's tests compile all of it.
+A part of the corpus: what their graphs are made of differs, and the forward's tests compile all of it. In
+one of four forms in turn; in all of them with `--whole-corpus`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -25,16 +27,42 @@ MODS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
     "bias": (None, scores.relative_bias(BIAS)),
 }
 MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async", "sm100": "tcgen05.mma"}
+FUSED, APART = {"attention_backward_fused"}, {"attention_backward_kv", "attention_backward_q"}
+"""The kernels with matrix products."""
 MOST_SPILLS = 512
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("target", list(MATRIX_INSTRUCTION))
-@pytest.mark.parametrize("name", list(MODS))
-def test_compiles(name: str, target: str, head_dim: int) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every mod for every target, in one kernel or in two, at one of two head dimensions; or all of it."""
+    if metafunc.function is not test_compiles:
+        return
+    whole = metafunc.config.getoption("--whole-corpus")
+    variants = ((64, True), (128, False), (128, True), (64, False))
+    metafunc.parametrize(
+        ("name", "target", "head_dim", "fused"),
+        [
+            (name, target, *variant)
+            for n, (name, target) in enumerate(product(MODS, MATRIX_INSTRUCTION))
+            for v, variant in enumerate(variants)
+            if whole or n % len(variants) == v
+        ],
+    )
+
+
+def test_compiles(name: str, target: str, head_dim: int, fused: bool) -> None:
     mask, score = MODS[name]
-    kernel = flexc.compile(mask_mod=mask, score_mod=score, head_dim=head_dim, target=target, backward=True)
-    for entry in ("attention_backward_kv", "attention_backward_q"):
+    kernel = flexc.compile(
+        mask_mod=mask,
+        score_mod=score,
+        head_dim=head_dim,
+        target=target,
+        backward=True,
+        backend="triton",
+        options={"backward_fused": fused},
+    )
+    multiply = FUSED if fused else APART
+    assert multiply <= set(kernel.ptx)
+    for entry in multiply:
         assert MATRIX_INSTRUCTION[target] in kernel.ptx[entry]
         assert kernel.resources[entry].spills <= MOST_SPILLS, kernel.explain()
 
@@ -46,7 +74,7 @@ def test_compiles(name: str, target: str, head_dim: int) -> None:
 )
 def test_wide_heads_and_single_precision_fit(head_dim: int, dtype: torch.dtype, target: str) -> None:
     kernel = flexc.compile(
-        mask_mod=masks.causal, head_dim=head_dim, dtype=dtype, target=target, backward=True
+        mask_mod=masks.causal, head_dim=head_dim, dtype=dtype, target=target, backward=True, backend="triton"
     )
     limit = {"sm86": 99, "sm90": 227}[target] * 1024
     assert all(r.shared_memory <= limit for r in kernel.resources.values())

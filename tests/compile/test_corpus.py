@@ -1,7 +1,7 @@
 """Every mod of the corpus compiles, without a GPU and without spills.
 
-For one of three generations and one of two head dimensions, in turn, so that a run stays short; for all of them
-with `--whole-corpus`, as `make newest` has it.
+For one of three generations and one of two head dimensions, in turn, so that a run stays short; for all of
+them with `--whole-corpus`, as `make newest` has it.
 """
 
 from __future__ import annotations

@@ -1146,7 +1146,7 @@ def attention_backward_q(
 
     # Keys and values that no row sees may hold NaN or Inf: if a NaN came out, these rows are computed again with
     # the unseen left out.
-    if tl.sum(tl.sum((dq != dq).to(tl.int32), 1), 0) > 0:  # noqa: PLR0124
+    if tl.sum((dq != dq).to(tl.int32)) > 0:  # noqa: PLR0124
         dq = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
         for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
             in_columns = kv_start + columns < kv_len
