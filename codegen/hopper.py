@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flexc.codegen.arguments import RESERVED, Argument, Source, capture_names, forward_arguments
+from flexc.codegen.arguments import Argument, Source, capture_names, forward_arguments
 from flexc.codegen.blocks import ranges_of
-from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.gluon_names import NAMES, RENAMED
+from flexc.codegen.bounds import range_roots, tile_bounds
+from flexc.codegen.gluon_names import RENAMED
 from flexc.codegen.hoisting import Element, Function, Hoisting, mask_form, score_form
+from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others
 from flexc.codegen.module import Constant, GeneratedKernel, header
 from flexc.codegen.nearness import near_form
 from flexc.codegen.render import render
+from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
@@ -33,36 +35,16 @@ _FIRST_ROWS_FIRST = (
     "Of those, the first rows come first:\n    they have the most keys.",
     "rest // size * BLOCK_Q",
 )
-_READ_BY_LOADS = ("kv_first", "kv_end")
-_HAS_KEYS = {
-    Blocks.ALL: None,
-    Blocks.RANGES: "kv_first < kv_end",
-    Blocks.MAP: "first_stretch < end_stretch",
-}
-# Every name that the template uses.
-ALL_NAMES = RESERVED | frozenset({
-    "gluon", "gl", "tma", "mbarrier", "fence_async_shared", "mma_v2", "warpgroup_mma",
-    "warpgroup_mma_wait", "getattr", "CONSUMERS", "ROWS", "STAGES", "Q_BYTES", "K_BYTES", "V_BYTES",
-    "L2_KEYS", "OPERAND", "FEW_KEYS", "FEW_DIMS", "place_of", "load_tiles", "attend", "attend_again",
-    "fetch", "sigmoid", "batch", "tile", "tiles", "heads", "head", "together", "first", "size", "rest",
-    "step", "turn", "slot", "other", "before", "v_turn", "begin", "back", "done", "fresh", "i",
-    "kv_last", "first_row", "zero", "alpha", "share", "new_max", "shift", "which", "lost", "nothing",
-    "q_near", "kv_near", "again", "again_max", "again_sum", "seen", "keep", "inside", "layout", "dim",
-    "counter_ptr", "taken", "tile_smem", "tile_ready", "tile_free", "one_layout", "score_layout",
-    "acc_layout", "p_layout", "row_layout", "acc_row_layout", "column_layout", "left_layout", "right_layout",
-    "q_tail", "out_tail", "p_tail", "acc_tail", "again_tail", "acc_tail_layout", "acc_tail_row_layout",
-    "p_tail_layout", "TAIL_DIM", "TAIL_DIM_V",
-    *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
-    *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
-    *NAMES,
-})  # fmt: skip
+_WHEREABOUTS = (
+    *(f"{tensor}_ptr" for tensor in ("q", "k", "v", "out")),
+    *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
+)
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
 _LAUNCH = (
     "Launch any number of programs: they share cdiv(q_len, BLOCK_Q) * q_heads * batch",
     "tiles. num_warps=4; the roles that are not the program's own have warps besides.",
 )
-_SIGMOID = "tl.sigmoid("
 _ELEMENT = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 
 
@@ -77,7 +59,13 @@ class _Forward:
     fast_tanh: bool
     functions: tuple[Function, ...]
     argument_lines: tuple[str, ...]
+    argument_lines_again: tuple[str, ...]
+    whereabouts: tuple[tuple[str, str], ...]
+    """The arguments that are read from shared memory where rows are computed again, and how."""
     head_lines: tuple[str, ...]
+    head_lines_again: tuple[str, ...]
+    tile_names: tuple[tuple[int, str], ...]
+    """Of what is told of a tile, what it is told for."""
     row_lines: tuple[str, ...]
     near_row_lines: tuple[str, ...]
     near_column_lines: tuple[str, ...]
@@ -86,20 +74,41 @@ class _Forward:
     mask_column_lines: tuple[str, ...]
     mods_read_rows: bool
     mods_read_columns: bool
+    columns_again: bool
+    """Whether `kv_idx` is read in a step, and where rows are computed again."""
     reads_rows: bool
     mask_call: str | None
     score_call: str | None
     score_scale: str
+    row_score: str | None
+    """A summand of all scores of a row."""
+    to_log2: str
+    """The factor of all scores, to base 2."""
+    score_lines_in_step: tuple[str, ...]
+    """Less what the loading warp computes."""
+    mask_lines_in_step: tuple[str, ...]
+    staged_lines: tuple[str, ...]
+    vectors: tuple[Vector, ...]
     blocks_from_map: bool
-    bounds_lines: tuple[str, ...]
-    """What finds the keys of a tile from its coordinates, and the part that the loading warp needs."""
+    steps_told: bool
+    """The loading warp tells of every tile of keys which it is."""
+    told: tuple[str, ...]
+    told_keys: bool
     load_lines: tuple[str, ...]
+    """What finds the keys of a tile of queries from its coordinates."""
+    load_reads_rows: bool
+    rows_padded: int
+    stretches: int
+    """Ranges of the closed form."""
+    stretch_lines: tuple[str, ...]
+    may_be_blind: bool
+    own_lines: tuple[str, ...]
+    """What finds the keys of one warpgroup's rows, where these differ by whole tiles."""
     order: str
     q_start: str
-    has_keys: str | None
-    """The condition that a tile has keys at all; None where every one does."""
     masked: str | None
     """The condition that the mask applies to a tile of keys; None where there is no mask."""
+    masked_in_load: str | None
     sinks: bool
     lse: bool
     dropout: bool
@@ -110,7 +119,11 @@ class _Forward:
     tail: str
     """Where the second part of the head dimension begins; empty where there is none."""
     tail_v: str
-    buffers: str
+    one_q: bool
+    q_now: str
+    q_before: str
+    """Which buffer has the query rows of a tile, and of the one before."""
+    buffer_lines: tuple[str, ...]
     consumers: tuple[int, ...]
     worker_warps: tuple[int, ...]
     worker_registers: tuple[int, ...]
@@ -173,11 +186,17 @@ def _view(
     score, factor = score_form(spec)
     allowed = mask_form(spec)
     score, parts = _near(score, allowed)
-    roots = [r for r in (score, factor, allowed) if r is not None]
+    form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score)
+    if form.row is not None and parts & set(topological(form.row)):
+        # Of a step's distances, the row's part is new in every step: whatever else it has is not.
+        form = form if parts.issuperset(summands(form.row)) else SoftmaxForm(score, None, 1.0)
+        parts |= {form.row} if form.row is not None else frozenset()
+    score = form.score
+    roots = [r for r in (score, factor, form.row, allowed) if r is not None]
     ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
     hoisting = Hoisting(spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots)
-    bounds = None if ranges is None else _bounds(tile_bounds(ranges, hoisting))
+    bounds = None if ranges is None else tile_bounds(ranges, hoisting)
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)
     scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
@@ -188,39 +207,73 @@ def _view(
     elements = [e for e in (scored, mask) if e is not None]
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
+    keys = keys_of(spec, plan, bounds)
+    vectors = vectors_of(hoisting, near, mask_lines, elements)
+    staged = needed(gluon((*score_lines, *mask_lines)), [v.name for v in vectors])
+    score_steps = lines_in_step(others(score_lines, near), vectors, elements)
+    mask_steps = lines_in_step(mask_lines, vectors, elements)
+    heads = gluon(hoisting.head)
+    mods = [*hoisting.row, scale, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
+    head_lines = needed(heads, [*mods, *score_steps, *mask_steps, *keys.own_lines])
+    of_tile = [*head_lines, *mods, *score_steps, *mask_steps, *_read_of_tile(spec, keys)]
+    of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs else []
+    buffers = _buffers(plan, keys.steps_told, vectors)
     emitted = [*hoisting.head, *hoisting.row, *score_lines, *mask_lines, scale]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
-    if any(_SIGMOID in line for line in emitted):
+    if any(SIGMOID in line for line in emitted):
         helpers |= {"sigmoid"}
     return _Forward(
         header=header(spec, plan, sources, _LAUNCH),
         renamed=RENAMED,
-        constants=_constants(spec, plan),
+        constants=_constants(spec, plan, keys),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=tuple(_function(e.function) for e in elements),
         argument_lines=tuple(textwrap.wrap(", ".join(a.name for a in arguments) + ",", _WIDTH)),
-        head_lines=_gluon(hoisting.head),
-        row_lines=_others(_gluon(hoisting.row), near),
-        near_row_lines=_of(_gluon(hoisting.row), near, "q_idx", "q_near"),
-        near_column_lines=_of(_gluon(score_lines), near, "kv_idx", "kv_near"),
-        score_column_lines=_others(_gluon(score_lines), near),
-        mask_column_lines=_gluon(mask_lines),
+        argument_lines_again=tuple(
+            textwrap.wrap(", ".join(a.name for a in arguments if a.name not in _WHEREABOUTS) + ",", _WIDTH)
+        ),
+        whereabouts=tuple(_whereabouts(spec)),
+        head_lines=head_lines,
+        head_lines_again=needed(heads, [*mods, *score_lines, *mask_lines]),
+        row_lines=others(gluon(hoisting.row), near),
+        near_row_lines=nearer(gluon(hoisting.row), near, "q_idx", "q_near"),
+        near_column_lines=nearer(gluon(score_lines), near, "kv_idx", "kv_near"),
+        score_column_lines=others(gluon(score_lines), near),
+        mask_column_lines=gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
         reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.return_lse or spec.dropout,
-        mods_read_columns=_mentions("kv_idx", [*score_lines, *mask_lines], elements, near),
+        mods_read_columns=_reads_columns([*score_steps, *mask_steps], elements),
+        columns_again=_reads_columns([*others(score_lines, near), *mask_lines], elements),
         mask_call=None if mask is None else mask.call(),
         score_call=None
         if scored is None or score is None
         else _as_tile(score, scored.call(score="score * score_scale")),
-        score_scale=_gluon([scale])[0],
+        score_scale=gluon([scale])[0],
+        row_score=None if form.row is None else hoisting.bound[form.row],
+        to_log2="LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}",
+        score_lines_in_step=score_steps,
+        mask_lines_in_step=mask_steps,
+        staged_lines=staged,
+        vectors=vectors,
         blocks_from_map=spec.blocks is Blocks.MAP,
-        bounds_lines=() if bounds is None else (*(f"# {c}" for c in bounds.comments), *bounds.lines),
-        load_lines=() if bounds is None else needed((*_gluon(hoisting.head), *bounds.lines), _READ_BY_LOADS),
+        tile_names=tuple(
+            (n, name) for n, name in enumerate(keys.told) if n in (0, *range(3, 7)) or mentions(name, of_tile)
+        ),
+        steps_told=keys.steps_told,
+        told=keys.told,
+        told_keys=keys.told_keys,
+        load_lines=lines_of_loads(hoisting, keys, staged),
+        load_reads_rows=bounds is not None and bounds.reads_rows,
+        rows_padded=1 << (plan.tiles.block_q - 1).bit_length(),
+        stretches=0 if bounds is None else bounds.count,
+        stretch_lines=() if bounds is None else gluon(bounds.stretch_lines),
+        may_be_blind=spec.blocks is Blocks.RANGES,
+        own_lines=keys.own_lines,
         order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
         q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
-        has_keys=_HAS_KEYS[spec.blocks],
-        masked=_masked(spec, bounds),
+        masked=keys.masked,
+        masked_in_load=keys.masked_in_load,
         sinks=spec.has_sinks,
         lse=spec.return_lse,
         dropout=spec.dropout,
@@ -229,19 +282,14 @@ def _view(
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",
         tail_v="PADDED_DIM_V" if plan.tails[1] else "",
-        buffers=_buffers(plan),
+        one_q=plan.q_tiles == 1,
+        q_now="which" if plan.q_tiles == 1 else "which * Q_TILES + taken % Q_TILES",
+        q_before="which" if plan.q_tiles == 1 else "which * Q_TILES + (taken + 1) % Q_TILES",
+        buffer_lines=tuple(textwrap.wrap(", ".join(buffers) + ",", _WIDTH)),
         consumers=tuple(range(plan.consumers)),
         worker_warps=(4,) * (plan.consumers - 1) + (1,),
         worker_registers=(plan.registers[0],) * (plan.consumers - 1) + (plan.registers[1],),
     )
-
-
-def _buffers(plan: HopperPlan) -> str:
-    """The names of those that loads fill."""
-    tails = (["q_tail_smem", "k_tail_smem"] if plan.tails[0] else []) + (
-        ["v_tail_smem"] if plan.tails[1] else []
-    )
-    return ", ".join(["q_smem", "k_smem", "v_smem", *tails])
 
 
 def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset[Expr]]:
@@ -252,21 +300,14 @@ def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset
     return found
 
 
-def _mentions(name: str, lines: Sequence[str], elements: Sequence[Element], near: frozenset[str]) -> bool:
-    """Whether a step reads `name` besides in the parts of distances."""
-    texts = [*_others(lines, near), *(a for e in elements for a in e.arguments)]
-    return any(re.search(rf"\b{name}\b", text) for text in texts)
+def _reads_columns(lines: Sequence[str], elements: Sequence[Element]) -> bool:
+    return mentions("kv_idx", [*lines, *(a for e in elements for a in e.arguments)])
 
 
-def _others(lines: Sequence[str], names: frozenset[str]) -> tuple[str, ...]:
-    """The assignments to other than `names`."""
-    return tuple(line for line in lines if line.partition(" = ")[0] not in names)
-
-
-def _of(lines: Sequence[str], names: frozenset[str], index: str, near: str) -> tuple[str, ...]:
-    """The assignments to `names`, an index replaced by a nearer one."""
-    chosen = (line for line in lines if line.partition(" = ")[0] in names)
-    return tuple(re.sub(rf"\b{index}\b", near, line) for line in chosen)
+def _read_of_tile(spec: AttentionSpec, keys: Keys) -> list[str]:
+    """What a warpgroup reads of a tile's place besides the mods."""
+    own = ["q_start"] if keys.own_lines else []
+    return [*own, *(["h"] if spec.has_sinks else []), *(["b", "h", "q_start"] if spec.dropout else [])]
 
 
 def _placement(view: _Forward) -> tuple[str, ...]:
@@ -279,36 +320,27 @@ def _placement(view: _Forward) -> tuple[str, ...]:
     return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
 
 
-def _gluon(lines: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Statements that were emitted for Triton, in Gluon: the same words in another module.
-
-    Gluon has no sigmoid: the file has one of its own.
-    """
-    return tuple(re.sub(r"\btl\.", "gl.", line.replace(_SIGMOID, "sigmoid(")) for line in lines)
-
-
 def _function(function: Function) -> Function:
-    return replace(function, statements=_gluon(function.statements), result=_gluon([function.result])[0])
+    return replace(function, statements=gluon(function.statements), result=gluon([function.result])[0])
 
 
-def _bounds(bounds: Bounds) -> Bounds:
-    return replace(bounds, lines=_gluon(bounds.lines))
+def _whereabouts(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
+    for n, name in enumerate(_WHEREABOUTS):
+        read = f"told(where_smem.index({n}))"
+        pointer = f".to(gl.pointer_type({_ELEMENT[spec.q_storage]}))"
+        yield name, read + pointer if name.endswith("_ptr") else read
 
 
-def _masked(spec: AttentionSpec, bounds: Bounds | None) -> str | None:
-    if bounds is not None:
-        return bounds.masked
-    return "(kv_start < full_first) | (kv_start >= full_end)" if spec.blocks is Blocks.MAP else None
-
-
-def needed(lines: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:
-    """Those of `lines`, each an assignment, whose names `users` mention, or a later one that is needed."""
-    kept: list[str] = []
-    for line in reversed(lines):
-        name = line.partition(" = ")[0]
-        if any(re.search(rf"\b{re.escape(name)}\b", text) for text in (*kept, *users)):
-            kept.append(line)
-    return tuple(reversed(kept))
+def _buffers(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) -> list[str]:
+    """What the roles share: the names of shared memory and barriers."""
+    names = ["q_smem", "k_smem", "v_smem"]
+    names += ["q_tail_smem", "k_tail_smem"] if plan.tails[0] else []
+    names += ["v_tail_smem"] if plan.tails[1] else []
+    names += [] if plan.out_through_q else ["out_smem", *(["out_tail_smem"] if plan.tails[1] else [])]
+    names += [f"{of}_{what}" for of in "qkv" for what in ("ready", "free")]
+    names += ["tile_smem", "tile_ready", "tile_free"]
+    names += ["lost_smem", "where_smem"] if plan.rescue_nan else []
+    return [*names, *(["note_smem"] if steps_told else []), *(v.smem for v in vectors)]
 
 
 def _as_tile(score: Expr, call: str) -> str:
@@ -316,7 +348,7 @@ def _as_tile(score: Expr, call: str) -> str:
     return call if place(score)[score] is Placement.ELEMENT else f"{call} + zero"
 
 
-def _constants(spec: AttentionSpec, plan: HopperPlan) -> tuple[Constant, ...]:
+def _constants(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Constant, ...]:
     tiles = plan.tiles
     constants = [
         Constant("BLOCK_Q", tiles.block_q, "query rows of a tile"),
@@ -329,16 +361,26 @@ def _constants(spec: AttentionSpec, plan: HopperPlan) -> tuple[Constant, ...]:
         Constant("Q_BYTES", ROWS * plan.padded_dim * 2, "of one warpgroup's rows"),
         Constant("K_BYTES", tiles.block_kv * plan.padded_dim * 2, "of a tile of keys"),
         Constant("V_BYTES", tiles.block_kv * plan.padded_dim_v * 2, "of a tile of values"),
+        Constant("Q_TILES", plan.q_tiles, "tiles of query rows that shared memory holds"),
+        Constant("TILES", 4, "tiles of queries that the loading warp may be ahead of the others"),
+        Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
         Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
         Constant("OPERAND", _ELEMENT[spec.q_storage], "element type of q, k, v and out"),
         Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"),
     ]
+    if keys.own_lines:
+        constants += [
+            Constant(
+                "SKIP_FIRST", tiles.num_stages // 2, "tiles of keys that a warpgroup may pass over at first"
+            ),
+            Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
+        ]
     if plan.rescue_nan:
         constants += [
             Constant("HEAD_DIM", spec.head_dim, "of which these exist"),
             Constant("HEAD_DIM_V", spec.head_dim_v, "and these"),
             Constant("FEW_KEYS", 16, "keys of a step where values are left out"),
-            Constant("FEW_DIMS", 64, "columns of its operands"),
+            Constant("FEW_DIMS", 32, "columns of its operands and result"),
         ]
     if spec.return_lse:
         constants.append(Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))

@@ -14,10 +14,10 @@ from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
 from flexc.codegen.gluon_names import ADDING, NAMES, RENAMED
 from flexc.codegen.hoisting import Element, Function, Hoisting
-from flexc.codegen.hopper import needed
 from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_finish import finish_module, header
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.hopper_words import needed
 from flexc.codegen.module import Constant, GeneratedKernel
 from flexc.codegen.render import render
 from flexc.ir.build import const

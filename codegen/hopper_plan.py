@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from flexc.codegen.blocks import ranges_of
-from flexc.codegen.bounds import range_roots
-from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, element_loads
@@ -33,6 +30,8 @@ class HopperPlan(KernelPlan):
     """The second part of the head dimension, of q and k and of v, where it is no power of two; or 0."""
     out_through_q: bool
     """The output leaves through the buffer of the query rows; it has none of its own."""
+    q_tiles: int
+    """Tiles of query rows that shared memory holds."""
     shared: int
 
     @property
@@ -47,9 +46,7 @@ class HopperPlan(KernelPlan):
 
 
 _TRITON = 'pass backend="triton"'
-_LONG = 8192
-"""Keys from which on the Hopper kernel makes up for reading a block map."""
-_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
 """By consumers; with the producer's they add up to what the block has: 65,536."""
 
 
@@ -66,32 +63,6 @@ def unfit(spec: AttentionSpec, target: Target) -> str | None:
     if not spec.aligned:
         return "TMA needs addresses and strides that are multiples of 16 bytes"
     return None
-
-
-def slower(spec: AttentionSpec, kv_len: int | None = None) -> str | None:
-    """Why the portable kernel is faster than the Hopper kernel that could serve `spec`; None if it is not.
-
-    `kv_len` is None for a kernel of any length. Timed on an H200 with a block map of documents of about 1,000
-    keys: 188 to 219 TFLOP/s at D=64, 260 to 285 at D=128.
-    """
-    if suited(spec).blocks is not Blocks.MAP:
-        return None
-    if max(padded(spec.head_dim), padded(spec.head_dim_v)) == 64:
-        return "narrow heads and a block map: each tile waits for its part of the map"
-    if kv_len is not None and kv_len < _LONG:
-        return f"few keys ({kv_len}) and a block map: each tile waits for its part of the map"
-    return None
-
-
-def suited(spec: AttentionSpec) -> AttentionSpec:
-    """`spec`, its tiles taken from a block map where the Hopper kernel can't compute them itself.
-
-    It can for one range whose bounds only rise or only fall with the row: the warp that loads has no rows.
-    """
-    ranges = ranges_of(spec)
-    if ranges is None or (len(ranges.ranges) == 1 and all(trend(e).is_monotone for e in range_roots(ranges))):
-        return spec
-    return replace(spec, blocks=Blocks.MAP)
 
 
 def make_hopper_plan(
@@ -167,7 +138,7 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
 
 def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
     if tiles.block_q % ROWS or tiles.block_q // ROWS not in _REGISTERS:
-        return f"query rows come in one to three groups of {ROWS}"
+        return f"query rows come in one to four groups of {ROWS}"
     if not 64 <= tiles.block_kv <= 128:
         return "keys come in tiles of 64 or 128"
     divides = spec.max_block_q % tiles.block_q == spec.max_block_kv % tiles.block_kv == 0
@@ -181,16 +152,19 @@ def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
     return None
 
 
-def shared_memory(spec: AttentionSpec, tiles: Tiles, target: Target) -> tuple[int, bool]:
-    """Bytes of shared memory, and whether the output has to share the buffer of the query rows."""
+def shared_memory(spec: AttentionSpec, tiles: Tiles, target: Target) -> tuple[int, int, bool]:
+    """Bytes of shared memory, how many tiles of query rows fit, whether the output leaves through theirs."""
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-    scratch = 4096  # barriers, reductions between warps, and what the warps of other roles are told
-    fixed = tiles.block_q * dim * 2 + scratch
+    scratch = (
+        12288 if spec.mask is not None else 4096
+    )  # barriers, reductions between warps, and what the warps of other roles are told
+    q = tiles.block_q * dim * 2
     stage = tiles.block_kv * (dim + dim_v) * 2
-    out = tiles.block_q * dim_v * 2
-    fits = parts(spec.head_dim)[0] == dim_v
-    through_q = fits and fixed + 2 * stage + out > target.shared_memory
-    return fixed + tiles.num_stages * stage + (0 if through_q else out), through_q
+    first, tail = parts(spec.head_dim_v)
+    through_q = parts(spec.head_dim)[0] == first and tail in (0, parts(spec.head_dim)[1])
+    fixed = scratch + (0 if through_q else tiles.block_q * dim_v * 2)
+    q_tiles = 2 if fixed + 2 * q + 2 * stage <= target.shared_memory else 1
+    return fixed + q_tiles * q + tiles.num_stages * stage, q_tiles, through_q
 
 
 def _plan(
@@ -201,7 +175,7 @@ def _plan(
     skip: Mapping[Tiles, str],
 ) -> HopperPlan:
     consumers = tiles.block_q // ROWS
-    needed, through_q = shared_memory(spec, tiles, target)
+    needed, q_tiles, through_q = shared_memory(spec, tiles, target)
     tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
     before = "; ".join(f"{t.block_q}x{t.block_kv} had {why}" for t, why in skip.items())
@@ -219,6 +193,7 @@ def _plan(
         consumers=consumers,
         registers=_REGISTERS[consumers],
         out_through_q=through_q,
+        q_tiles=q_tiles,
         shared=needed,
         reasons=(
             ("design", "made for this target: one warp loads by TMA, the others compute with wgmma"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flexc.codegen.design import Design
 from flexc.codegen.hopper import hopper_module
-from flexc.codegen.hopper_plan import make_hopper_plan, slower, unfit
+from flexc.codegen.hopper_plan import make_hopper_plan, unfit
 from flexc.codegen.module import GeneratedKernel, forward_module
 from flexc.codegen.plan import NOTHING, KernelPlan, make_plan
 from flexc.codegen.target import MatrixUnit, Target
@@ -52,7 +52,6 @@ def _portable_plan(
     why = (
         unfit(spec, target)
         or ("few rows: the tiles of the Hopper kernel would be mostly empty" if spec.few_rows else None)
-        or slower(spec)
         or "asked for, or what the call's lengths, strides or options say"
     )
     return replace(plan, reasons=(("design", why), *plan.reasons))

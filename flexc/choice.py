@@ -35,9 +35,9 @@ def design_for(
     if backend == "auto" and why is None and call.q.shape[2] < FEW:
         why = "few rows"
     if why is None:
-        design, suited = _design(backend, spec, target, call.options, call.k.shape[2])
+        design = _design(backend, spec, target, call.options)
         if design is not Design.PORTABLE:
-            return design, suited
+            return design, spec
     return Design.PORTABLE, for_rows_of(call, spec)
 
 
@@ -62,29 +62,25 @@ def design_named(
         )
     if backend == "triton":
         return Design.PORTABLE, spec
-    return _design(backend, spec, target, options, None)
+    return _design(backend, spec, target, options), spec
 
 
-def _design(
-    backend: str, spec: AttentionSpec, target: str, options: Options, kv_len: int | None
-) -> tuple[Design, AttentionSpec]:
-    from flexc.codegen.hopper_plan import suited
-
-    if backend == "auto" and why_portable(spec, target, options, kv_len) is not None:
-        return Design.PORTABLE, spec
-    return Design.HOPPER, suited(spec)
+def _design(backend: str, spec: AttentionSpec, target: str, options: Options) -> Design:
+    if backend == "auto" and why_portable(spec, target, options) is not None:
+        return Design.PORTABLE
+    return Design.HOPPER
 
 
-def why_portable(spec: AttentionSpec, target: str, options: Options, kv_len: int | None = None) -> str | None:
+def why_portable(spec: AttentionSpec, target: str, options: Options) -> str | None:
     """Why `backend="auto"` takes the portable kernel for a spec; None if it takes the Hopper kernel."""
-    from flexc.codegen.hopper_plan import make_hopper_plan, slower, suited, unfit
+    from flexc.codegen.hopper_plan import make_hopper_plan, unfit
     from flexc.codegen.target import target_named
 
     found = target_named(target)
-    why = unfit(spec, found) or slower(spec, kv_len)
+    why = unfit(spec, found)
     if why is None:
         try:
-            make_hopper_plan(suited(spec), found, dict(options))
+            make_hopper_plan(spec, found, dict(options))
         except NoFeasiblePlan as error:
             why = error.message
     return why

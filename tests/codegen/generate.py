@@ -14,7 +14,6 @@ from flexc.codegen.backward_plan import lower_backward
 from flexc.codegen.backward_spec import backward_spec
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.design import Design
-from flexc.codegen.hopper_plan import suited
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
@@ -73,8 +72,6 @@ def generate(
     """The generated kernel of mods for a target."""
     sources = resolve(score, mask)[0].sources
     spec = spec_for(mask, score, **facts)
-    if design is Design.HOPPER:
-        spec = suited(spec)
     return lower(spec, TARGETS[target], options=options, sources=sources, design=design)
 
 

@@ -12,7 +12,6 @@ import flexc
 from flexc import masks, scores
 from flexc.build import kernel_for
 from flexc.codegen.design import Design
-from flexc.codegen.hopper_plan import suited
 from flexc.kernel import Kernel
 from tests.codegen.generate import spec_for
 from tests.compile.machine_code import Promise, check
@@ -53,7 +52,10 @@ def _compile(name: str, head_dim: int, **arguments: Any) -> Kernel:
     )
 
 
-def _check(kernel: Kernel, spills: int = 0) -> None:
+SPILLS = 8  # in all loops together: smaller tiles would cost more
+
+
+def _check(kernel: Kernel, spills: int = SPILLS) -> None:
     consumers = kernel.artifact.block_q // 64
     ((entry, sass),) = kernel.sass.items()
     registers = (160, 32) if consumers == 3 else (240, 24)
@@ -71,8 +73,7 @@ def test_machine_code(name: str, head_dim: int) -> None:
 )
 def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
     kernel = _compile("causal", head_dim, head_dim_v=head_dim_v, dtype=torch.float16)
-    # The output of the widest heads takes half of the registers: a few of the others spill.
-    _check(kernel, spills=32 if head_dim_v == 256 else 0)
+    _check(kernel)
 
 
 def test_sinks() -> None:
@@ -81,6 +82,5 @@ def test_sinks() -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_dropout(head_dim: int) -> None:
-    spec = suited(spec_for(masks.causal, scores.softcap(20.0), head_dim=head_dim, dropout=True))
-    # ptxas leaves a number or two of the row in memory.
-    _check(kernel_for(spec, "sm90", design=Design.HOPPER), spills=2)
+    spec = spec_for(masks.causal, scores.softcap(20.0), head_dim=head_dim, dropout=True)
+    _check(kernel_for(spec, "sm90", design=Design.HOPPER))

@@ -17,7 +17,6 @@ from flexc.callspec import spec_of
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.design import Design
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
-from flexc.ir.spec import Blocks
 from flexc.kernel import Kernel
 from flexc.launcher import Launcher
 from flexc.tensor_maps import SIZE, TensorMaps, is_descriptor
@@ -79,14 +78,14 @@ def test_a_named_backend_that_does_not_fit_is_an_error() -> None:
         flexc.compile(head_dim=64, backend="cpu")
 
 
-def test_bounds_that_one_warp_can_not_compute_come_from_a_map() -> None:
+def test_a_closed_form_of_any_kind_needs_no_map() -> None:
     def late(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx <= q_idx) & (q_idx % 3 != 1)
 
-    for mask, blocks in ((masks.causal, Blocks.RANGES), (masks.prefix_lm(7) & late, Blocks.MAP)):
+    first_keys = masks.sliding_window(9) | masks.prefix_lm(7)
+    for mask in (masks.causal, masks.prefix_lm(7) & late, first_keys):
         kernel = flexc.compile(mask_mod=mask, head_dim=64, backend="hopper")
-        sources = {a.source for a in kernel.artifact.arguments}
-        assert (Source.MAP_STRETCHES in sources) == (blocks is Blocks.MAP)
+        assert Source.MAP_STRETCHES not in {a.source for a in kernel.artifact.arguments}
 
 
 @pytest.fixture(scope="module")

@@ -40,19 +40,22 @@ PADDED_DIM_V = gl.constexpr(128)  # head dimension of v, to a power of two
 Q_BYTES = gl.constexpr(16384)  # of one warpgroup's rows
 K_BYTES = gl.constexpr(32768)  # of a tile of keys
 V_BYTES = gl.constexpr(32768)  # of a tile of values
+Q_TILES = gl.constexpr(2)  # tiles of query rows that shared memory holds
+TILES = gl.constexpr(4)  # tiles of queries that the loading warp may be ahead of the others
+TOLD = gl.constexpr(6)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(65536)  # keys with values that fit the L2 cache together
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of q, k, v and out
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 HEAD_DIM = gl.constexpr(128)  # of which these exist
 HEAD_DIM_V = gl.constexpr(128)  # and these
 FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
-FEW_DIMS = gl.constexpr(64)  # columns of its operands
+FEW_DIMS = gl.constexpr(32)  # columns of its operands and result
 
 
 @gluon.jit
-def score_mod(score, row_value, column_value):
+def score_mod(score, column_value):
     """score + slopes[h] * (kv_idx - q_idx)"""
-    return score + (column_value - row_value)
+    return score + column_value
 
 
 @gluon.jit
@@ -62,16 +65,16 @@ def mask_mod(q_idx, kv_idx):
 
 
 @gluon.jit
-def online_softmax(score, to_log2, row_max, row_sum):
-    """Take a tile of scores into the running softmax of its rows, in base 2.
+def online_softmax(score, row_score, to_log2, row_max, row_sum):
+    """Take a tile of scores into the running softmax of its rows, in base 2. A row's own part comes as `row_score`.
 
     `row_max` is the largest score so far times `to_log2`, `row_sum` the sum of exp2(score * to_log2 - row_max).
     Returns the weights of this tile, both, and the factor that brings earlier sums to the new maximum.
     """
-    new_max = gl.maximum(row_max, gl.max(score, 1) * to_log2)
+    new_max = gl.maximum(row_max, (gl.max(score, 1) + gl.max(row_score, 1)) * to_log2)
     # A row that has seen no key yet: exp2(-inf - -inf) would be NaN.
     shift = gl.where(new_max == float("-inf"), 0.0, new_max)
-    p = gl.exp2(score * to_log2 - shift[:, None])
+    p = gl.exp2(score * to_log2 - (shift[:, None] - row_score * to_log2))
     alpha = gl.exp2(row_max - shift)
     return p, new_max, row_sum * alpha + gl.sum(p, 1), alpha
 
@@ -94,19 +97,48 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
 
 
 @gluon.jit
+def tell(place, number):
+    """The loading warp leaves a number in shared memory."""
+    place.store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def told(place):
+    """The number that the loading warp left there, for a warpgroup."""
+    return gl.max(place.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def keep(place, number):
+    """A warpgroup leaves a number in shared memory."""
+    place.store(gl.full([1], number, place.dtype, layout=gl.BlockedLayout([1], [32], [4], [0])))
+
+
+@gluon.jit
+def row_of_out(where_smem, b, h, row):
+    """A row of the output, as 32-bit integers."""
+    out_ptr = told(where_smem.index(3)).to(gl.pointer_type(gl.bfloat16))
+    out_stride_b = told(where_smem.index(13))
+    out_stride_h = told(where_smem.index(14))
+    out_stride_s = told(where_smem.index(15))
+    at = out_ptr + b * out_stride_b + h * out_stride_h + row * out_stride_s
+    return at.to(gl.pointer_type(gl.int32), bitcast=True)
+
+
+@gluon.jit
 def load_tiles(
-    q_smem, k_smem, v_smem,
-    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    tile_smem, tile_ready, tile_free,
+    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+    tile_ready, tile_free, lost_smem, where_smem,
     q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
     q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
     counter_ptr, q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
-    """One warp feeds the others: the rows of each tile, and its keys and values from the last to the first."""
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    """One warp feeds the others: the rows of each tile, and its keys and values from the last to the first.
+
+    It also finds out which these are, and tells the others, so that they wait for no memory but shared memory.
+    """
     step = 0
-    turn = 0
     taken = 0
     tile = gl.program_id(0)
     tiles = gl.cdiv(q_len, BLOCK_Q) * q_heads * batch
@@ -114,36 +146,62 @@ def load_tiles(
         b, h, q_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
         kv_h = h // group
         fresh = 1
+        following = tile
+        # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
+        # of them see every key, so that no mask applies.
         q_last = gl.minimum(q_start + BLOCK_Q, q_len) - 1
         kv_first = 0
+        full_end = gl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
         kv_end = gl.minimum(q_last + 1, kv_len)
-
+        # Rows that see no key take one step all the same, and come out as 0.
+        blind = kv_first >= kv_end
+        kv_first = gl.where(blind, 0, kv_first)
+        kv_end = gl.where(blind, 1, kv_end)
+        mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
+        at = taken % TILES * TOLD
+        tell(tile_smem.index(at), b)
+        tell(tile_smem.index(at + 1), h)
+        tell(tile_smem.index(at + 2), q_start)
+        tell(tile_smem.index(at + 3), kv_first)
+        tell(tile_smem.index(at + 4), kv_end)
+        tell(tile_smem.index(at + 5), full_end)
+        mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
         for done in range(0, kv_end - kv_first, BLOCK_KV):
             kv_start = kv_last - done
             slot = step % STAGES
             other = (step // STAGES & 1) ^ 1
+            is_last = kv_start == kv_first
+            if is_last:
+                # The next tile goes to whoever asks first: tiles differ in their keys. To ask takes a while.
+                following = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
             mbarrier.wait(k_free.index(slot), other)
             mbarrier.expect(k_ready.index(slot), K_BYTES)
             tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(slot), k_smem.index(slot))
             if fresh == 1:
                 fresh = 0
                 for i in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_free.index(i), turn ^ 1)
-                    mbarrier.expect(q_ready.index(i), Q_BYTES)
-                    tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(i), q_smem.index(i))
-                turn ^= 1
+                    part = i * Q_TILES + taken % Q_TILES
+                    mbarrier.wait(q_free.index(part), (taken // Q_TILES & 1) ^ 1)
+                    mbarrier.expect(q_ready.index(part), Q_BYTES)
+                    tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(part), q_smem.index(part))
             mbarrier.wait(v_free.index(slot), other)
             mbarrier.expect(v_ready.index(slot), V_BYTES)
             tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(slot), v_smem.index(slot))
             step += 1
 
-        # The next tile goes to whoever asks first: tiles differ in their keys.
-        tile = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
-        mbarrier.wait(tile_free.index(taken % 2), (taken // 2 & 1) ^ 1)
-        tile_smem.index(taken % 2).store(gl.full([1], tile, gl.int32, layout=one_layout))
-        mbarrier.arrive(tile_ready.index(taken % 2), count=1)
+        tile = following
         taken += 1
+    # There is no other tile: to say so, its batch is -1.
+    mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
+    at = taken % TILES * TOLD
+    tell(tile_smem.index(at), -1)
+    tell(tile_smem.index(at + 1), 0)
+    tell(tile_smem.index(at + 2), 0)
+    tell(tile_smem.index(at + 3), 0)
+    tell(tile_smem.index(at + 4), 0)
+    tell(tile_smem.index(at + 5), 0)
+    mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
     # The last program to end leaves the counters as it found them.
     if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counter_ptr, 0)
@@ -151,23 +209,12 @@ def load_tiles(
 
 
 @gluon.jit
-def fetch(
-    tile,
-    stride,
-    first,
-    end,
-    dim,
-    size: gl.constexpr,
-    rows: gl.constexpr,
-    columns: gl.constexpr,
-    keep,
-    nothing,
-):
-    """A block of a tensor from memory, from row `first` and column `dim`: of the rows before `end` those to `keep`."""
+def fetch(tile, stride, first, end, dim, size: gl.constexpr, rows: gl.constexpr, wanted):
+    """FEW_DIMS columns of a tensor from `dim` on, and rows from `first` on: of those before `end` the ones to `keep`."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    at = first + nothing + gl.arange(0, rows, layout=gl.SliceLayout(1, layout))
-    dims = dim + nothing + gl.arange(0, columns, layout=gl.SliceLayout(0, layout))
-    inside = (at < end) & gl.convert_layout(keep, gl.SliceLayout(1, layout))
+    at = first + gl.arange(0, rows, layout=gl.SliceLayout(1, layout))
+    dims = dim + gl.arange(0, FEW_DIMS, layout=gl.SliceLayout(0, layout))
+    inside = (at < end) & gl.convert_layout(wanted, gl.SliceLayout(1, layout))
     return gl.load(
         tile + at[:, None] * stride + dims[None, :], mask=inside[:, None] & (dims < size)[None, :], other=0.0
     )
@@ -175,25 +222,22 @@ def fetch(
 
 @gluon.jit
 def attend_again(
-    first_row: gl.constexpr, nothing, b, h, q_start,
-    q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
-    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
-    counter_ptr, q_desc, k_desc, v_desc, out_desc,
+    b, h, q_start, kv_first, kv_end, where_smem,
+    slopes_ptr, slopes_size_0, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
+    q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
-    """What `attend` computes for its rows, straight from memory, with the values that none of them sees left out.
+    """Write what `attend` would for its rows, straight from memory, with the values that none of them sees left out.
 
-    Returns the weighted values, the largest score and the sum of weights of each row. Slow: it uses the matrix
-    instruction of older GPUs, whose operands are registers. `nothing` is 0, which is not known before: so the
-    compiler prepares nothing of this ahead of the loops, and no register is held for it there.
+    All keys that they see lie between `kv_first` and `kv_end`. Slow: it uses the matrix instruction of older GPUs,
+    whose operands are registers, and computes all weights again for each few columns of the output.
     """
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
     column_layout: gl.constexpr = gl.SliceLayout(0, acc_layout)
     left_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     right_layout: gl.constexpr = gl.DotOperandLayout(1, acc_layout, 2)
-    rows = first_row + nothing + gl.arange(0, ROWS, layout=row_layout)
-    columns = nothing + gl.arange(0, FEW_KEYS, layout=column_layout)
+    rows = gl.arange(0, ROWS, layout=row_layout)
+    columns = gl.arange(0, FEW_KEYS, layout=column_layout)
     zero = gl.zeros([ROWS, FEW_KEYS], gl.float32, layout=acc_layout)
     # What the mods need once a head.
     slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
@@ -204,89 +248,108 @@ def attend_again(
     column_value = slopes_h * kv_near.to(gl.float32)
     score_scale = scale
     to_log2 = LOG2E
-    acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
-    row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
 
+    # These few rows are the only ones for which where the tensors lie has to be known.
+    q_ptr = told(where_smem.index(0)).to(gl.pointer_type(gl.bfloat16))
+    k_ptr = told(where_smem.index(1)).to(gl.pointer_type(gl.bfloat16))
+    v_ptr = told(where_smem.index(2)).to(gl.pointer_type(gl.bfloat16))
+    out_ptr = told(where_smem.index(3)).to(gl.pointer_type(gl.bfloat16))
+    q_stride_b = told(where_smem.index(4))
+    q_stride_h = told(where_smem.index(5))
+    q_stride_s = told(where_smem.index(6))
+    k_stride_b = told(where_smem.index(7))
+    k_stride_h = told(where_smem.index(8))
+    k_stride_s = told(where_smem.index(9))
+    v_stride_b = told(where_smem.index(10))
+    v_stride_h = told(where_smem.index(11))
+    v_stride_s = told(where_smem.index(12))
+    out_stride_b = told(where_smem.index(13))
+    out_stride_h = told(where_smem.index(14))
+    out_stride_s = told(where_smem.index(15))
     q_tile = q_ptr + b * q_stride_b + h * q_stride_h
     k_tile = k_ptr + b * k_stride_b + h // group * k_stride_h
     v_tile = v_ptr + b * v_stride_b + h // group * v_stride_h
-    # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
-    # of them see every key, so that no mask applies.
-    q_last = gl.minimum(q_start + BLOCK_Q, q_len) - 1
-    kv_first = 0
-    full_end = gl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
-    kv_end = gl.minimum(q_last + 1, kv_len)
+    out_tile = out_ptr + b * out_stride_b + h * out_stride_h + (q_start + rows)[:, None] * out_stride_s
+    for dim_v in range(0, HEAD_DIM_V, FEW_DIMS):
+        acc = gl.zeros([ROWS, FEW_DIMS], gl.float32, layout=acc_layout)
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
+        row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
 
-    for kv_start in range(kv_first, kv_end, FEW_KEYS):
-        score = zero
-        for dim in range(0, HEAD_DIM, FEW_DIMS):
-            q = fetch(
-                q_tile,
-                q_stride_s,
-                q_start + first_row,
-                q_len,
-                dim,
-                HEAD_DIM,
-                ROWS,
-                FEW_DIMS,
-                rows >= 0,
-                nothing,
-            )
-            k = fetch(
-                k_tile, k_stride_s, kv_start, kv_len, dim, HEAD_DIM, FEW_KEYS, FEW_DIMS, columns >= 0, nothing
-            )
-            k = gl.convert_layout(k.permute((1, 0)), right_layout)
-            score = mma_v2(gl.convert_layout(q, left_layout), k, score)
-        kv_idx = (kv_start + columns)[None, :]
-        q_near = q_idx - kv_start
-        row_value = slopes_h * q_near.to(gl.float32)
-        score = score_mod(score * score_scale, row_value, column_value)
-        if kv_start >= full_end:
-            in_range = (kv_start + columns < kv_len)[None, :]
+        for kv_start in range(kv_first, kv_end, FEW_KEYS):
+            score = zero
+            for dim in range(0, HEAD_DIM, FEW_DIMS):
+                q = fetch(q_tile, q_stride_s, q_start, q_len, dim, HEAD_DIM, ROWS, rows >= 0)
+                k = fetch(k_tile, k_stride_s, kv_start, kv_len, dim, HEAD_DIM, FEW_KEYS, columns >= 0)
+                k = gl.convert_layout(k.permute((1, 0)), right_layout)
+                score = mma_v2(gl.convert_layout(q, left_layout), k, score)
+            kv_idx = (kv_start + columns)[None, :]
+            q_near = q_idx - kv_start
+            row_value = -(slopes_h * q_near.to(gl.float32))
+            score = score_mod(score * score_scale, column_value)
+            score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
             allowed = mask_mod(q_idx, kv_idx)
-            score = gl.where(in_range & allowed, score, float("-inf"))
-        p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+            score = gl.where(allowed, score, float("-inf"))
+            p, row_max, row_sum, alpha = online_softmax(score, row_value, to_log2, row_max, row_sum)
 
-        seen = gl.max(p, 0) > 0.0
-        v = fetch(v_tile, v_stride_s, kv_start, kv_len, 0, HEAD_DIM_V, FEW_KEYS, PADDED_DIM_V, seen, nothing)
-        p = gl.convert_layout(p.to(OPERAND), left_layout)
-        acc = mma_v2(p, gl.convert_layout(v, right_layout), acc * alpha[:, None])
+            seen = gl.max(p, 0) > 0.0
+            v = fetch(v_tile, v_stride_s, kv_start, kv_len, dim_v, HEAD_DIM_V, FEW_KEYS, seen)
+            p = gl.convert_layout(p.to(OPERAND), left_layout)
+            acc = mma_v2(p, gl.convert_layout(v, right_layout), acc * alpha[:, None])
 
-    return acc, row_max, row_sum
+        share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
+        dims = dim_v + gl.arange(0, FEW_DIMS, layout=column_layout)
+        inside = (q_start + rows < q_len)[:, None] & (dims < HEAD_DIM_V)[None, :]
+        gl.store(out_tile + dims[None, :], (acc * share[:, None]).to(OPERAND), mask=inside)
 
 
 @gluon.jit
 def attend(
     which: gl.constexpr,
-    q_smem, k_smem, v_smem, out_smem,
-    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    tile_smem, tile_ready, tile_free,
+    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+    tile_ready, tile_free, lost_smem, where_smem,
     q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
     q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
     counter_ptr, q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
-    """One warpgroup computes ROWS query rows of each tile, with an online softmax over the keys they may see."""
+    """One warpgroup computes ROWS query rows of each tile, with an online softmax over the keys they may see.
+
+    The first scores of a tile are computed beside the last values of the tile before, and that tile's output is
+    written under the loads of this one.
+    """
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KV, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_DIM_V, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    column_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     acc_row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     first_row: gl.constexpr = which * ROWS
     rows = first_row + gl.arange(0, ROWS, layout=row_layout)
-    columns = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, score_layout))
+    columns = gl.arange(0, BLOCK_KV, layout=column_layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout=score_layout)
-    q = q_smem.index(which)
-    out_tile = out_smem.index(which)
-    step = 0
-    turn = 0
-    taken = 0
-    tile = gl.program_id(0)
-    tiles = gl.cdiv(q_len, BLOCK_Q) * q_heads * batch
-    while tile < tiles:
-        b, h, q_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
+    p = gl.convert_layout(zero.to(OPERAND), p_layout)
+    acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
+    row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+    step = 0  # tiles of keys so far
+    taken = 0  # tiles of queries so far
+    alive = 1
+    keep(lost_smem.index(which * 4), -1)
+    while alive == 1:
+        # Where the values lie that the tile before still lacks.
+        before = (step + STAGES - 1) % STAGES
+        v_turn = ((step + STAGES - 1) // STAGES & 1) ^ 1
+        mbarrier.wait(tile_ready.index(taken % TILES), taken // TILES & 1)
+        at = taken % TILES * TOLD
+        b = told(tile_smem.index(at))
+        h = told(tile_smem.index(at + 1))
+        q_start = told(tile_smem.index(at + 2))
+        kv_first = told(tile_smem.index(at + 3))
+        kv_end = told(tile_smem.index(at + 4))
+        full_end = told(tile_smem.index(at + 5))
+        alive = gl.where(b < 0, 0, 1)
+        b = gl.maximum(b, 0)
+        kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
         # What the mods need once a head.
         slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
         # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
@@ -296,102 +359,120 @@ def attend(
         column_value = slopes_h * kv_near.to(gl.float32)
         score_scale = scale
         to_log2 = LOG2E
+
+        slot = step % STAGES
+        part = which * Q_TILES + taken % Q_TILES
+        q = q_smem.index(part)
+        mbarrier.wait(q_ready.index(part), taken // Q_TILES & 1, pred=alive == 1)
+        mbarrier.wait(k_ready.index(slot), step // STAGES & 1, pred=alive == 1)
+        score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(v_ready.index(before), v_turn, pred=taken > 0)
+        acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+
+        score = warpgroup_mma_wait(1, deps=[score])
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_free.index(before), count=1, pred=taken > 0)
+        kv_start = kv_last
+        mbarrier.arrive(k_free.index(slot), count=1)
+        if taken > 0:
+            at = (taken + TILES - 1) % TILES * TOLD
+            done_b = told(tile_smem.index(at))
+            done_h = told(tile_smem.index(at + 1))
+            done_start = told(tile_smem.index(at + 2)) + first_row
+            done_first = told(tile_smem.index(at + 3))
+            done_end = told(tile_smem.index(at + 4))
+            # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
+            # prevented: if a NaN came out, these rows are computed again in the end, with the unseen values left out.
+            total = gl.sum(acc, 1)
+            lost = gl.sum((total != total).to(gl.int32), 0)  # noqa: PLR0124
+            if (lost > 0) & (done_start < q_len):
+                # A list of these tiles: shared memory has the last one, and its first row, still unwritten, the one before.
+                link = row_of_out(where_smem, done_b, done_h, done_start)
+                gl.store(link, told(lost_smem.index(which * 4)))
+                gl.store(link + 1, told(lost_smem.index(which * 4 + 1)))
+                gl.store(link + 2, told(lost_smem.index(which * 4 + 2)))
+                gl.store(link + 3, told(lost_smem.index(which * 4 + 3)))
+                keep(lost_smem.index(which * 4), done_b * q_heads + done_h)
+                keep(lost_smem.index(which * 4 + 1), done_start)
+                keep(lost_smem.index(which * 4 + 2), done_first)
+                keep(lost_smem.index(which * 4 + 3), done_end)
+            # A row without a key has a sum of 0: its output is 0.
+            share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
+            out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
+            out_tile = q_smem.index(which * Q_TILES + (taken + 1) % Q_TILES)  # its rows are done with
+            out_tile.store(out.to(OPERAND))
+            fence_async_shared()
+            if lost == 0:
+                tma_store(out_desc, [done_b, done_h, done_start, 0], out_tile)
+            mbarrier.arrive(tile_free.index((taken + TILES - 1) % TILES), count=1)
+
         acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
         row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
         row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
 
-        # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
-        # of them see every key, so that no mask applies.
-        q_last = gl.minimum(q_start + BLOCK_Q, q_len) - 1
-        kv_first = 0
-        full_end = gl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
-        kv_end = gl.minimum(q_last + 1, kv_len)
+        kv_idx = (kv_start + columns)[None, :]
+        q_near = q_idx - kv_start
+        row_value = -(slopes_h * q_near.to(gl.float32))
+        score = score_mod(score * score_scale, column_value)
+        if kv_start + BLOCK_KV > kv_len:
+            score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
+        if kv_start >= full_end:
+            allowed = mask_mod(q_idx, kv_idx)
+            score = gl.where(allowed, score, float("-inf"))
+        p, row_max, row_sum, alpha = online_softmax(score, row_value, to_log2, row_max, row_sum)
 
-        if kv_first < kv_end:
-            kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
-            # The scores of the last keys come first, and have no product to overlap with.
-            kv_start = kv_last
+        p = gl.convert_layout(p.to(OPERAND), p_layout)
+        tma.store_wait(0)
+        mbarrier.arrive(q_free.index(which * Q_TILES + (taken + 1) % Q_TILES), count=1, pred=taken > 0)
+
+        step += 1
+        for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
+            kv_start = kv_last - done
             slot = step % STAGES
-            mbarrier.wait(q_ready.index(which), turn)
             mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
             score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-            score = warpgroup_mma_wait(0, deps=[score])
+            before = (step - 1) % STAGES
+            mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
+            acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+            score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
             kv_idx = (kv_start + columns)[None, :]
             q_near = q_idx - kv_start
-            row_value = slopes_h * q_near.to(gl.float32)
-            score = score_mod(score * score_scale, row_value, column_value)
+            row_value = -(slopes_h * q_near.to(gl.float32))
+            score = score_mod(score * score_scale, column_value)
             if kv_start >= full_end:
-                in_range = (kv_start + columns < kv_len)[None, :]
                 allowed = mask_mod(q_idx, kv_idx)
-                score = gl.where(in_range & allowed, score, float("-inf"))
-            p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+                score = gl.where(allowed, score, float("-inf"))
+            p, row_max, row_sum, alpha = online_softmax(score, row_value, to_log2, row_max, row_sum)
 
-            p = gl.convert_layout(p.to(OPERAND), p_layout)
-
-            for done in range(BLOCK_KV, kv_end - kv_first, BLOCK_KV):
-                kv_start = kv_last - done
-                before = step % STAGES
-                v_turn = step // STAGES & 1
-                step += 1
-                slot = step % STAGES
-                mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
-                score = warpgroup_mma(
-                    q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
-                )
-                mbarrier.wait(v_ready.index(before), v_turn)
-                acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
-                score = warpgroup_mma_wait(1, deps=[score])
-                mbarrier.arrive(k_free.index(slot), count=1)
-                kv_idx = (kv_start + columns)[None, :]
-                q_near = q_idx - kv_start
-                row_value = slopes_h * q_near.to(gl.float32)
-                score = score_mod(score * score_scale, row_value, column_value)
-                if kv_start >= full_end:
-                    in_range = (kv_start + columns < kv_len)[None, :]
-                    allowed = mask_mod(q_idx, kv_idx)
-                    score = gl.where(in_range & allowed, score, float("-inf"))
-                p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
-
-                acc = warpgroup_mma_wait(0, deps=[acc])
-                mbarrier.arrive(v_free.index(before), count=1)
-                acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
-                p = gl.convert_layout(p.to(OPERAND), p_layout)
-
-            mbarrier.arrive(q_free.index(which), count=1)
-            slot = step % STAGES
-            mbarrier.wait(v_ready.index(slot), step // STAGES & 1)
-            acc = warpgroup_mma(p, v_smem.index(slot), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_free.index(slot), count=1)
+            mbarrier.arrive(v_free.index(before), count=1)
+            acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
+            p = gl.convert_layout(p.to(OPERAND), p_layout)
             step += 1
-            turn ^= 1
-            # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
-            # prevented: if a NaN came out, these rows are computed again with the unseen values left out.
-            lost = gl.sum(gl.sum((acc != acc).to(gl.int32), 1), 0)  # noqa: PLR0124
-            if lost > 0:
-                again, again_max, again_sum = attend_again(
-                    first_row, lost >> 20, b, h, q_start,
-                    q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
-                    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-                    out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
-                    counter_ptr, q_desc, k_desc, v_desc, out_desc,
-                )  # fmt: skip
-                acc = gl.convert_layout(again, acc_layout)
-                row_max = gl.convert_layout(again_max, row_layout)
-                row_sum = gl.convert_layout(again_sum, row_layout)
 
-        # A row without a key has a sum of 0: its output is 0.
-        share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
-        out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
-        tma.store_wait(0)  # of the tile before, whose output lay here
-        out_tile.store(out.to(OPERAND))
-        fence_async_shared()
-        tma_store(out_desc, [b, h, q_start + first_row, 0], out_tile)
-        mbarrier.wait(tile_ready.index(taken % 2), taken // 2 & 1)
-        tile = gl.max(tile_smem.index(taken % 2).load(one_layout), 0)
-        mbarrier.arrive(tile_free.index(taken % 2), count=1)
         taken += 1
+    # The tiles that came out with a NaN.
+    again_head = told(lost_smem.index(which * 4))
+    again_start = told(lost_smem.index(which * 4 + 1))
+    again_first = told(lost_smem.index(which * 4 + 2))
+    again_end = told(lost_smem.index(which * 4 + 3))
+    while again_head >= 0:
+        link = row_of_out(where_smem, again_head // q_heads, again_head % q_heads, again_start)
+        next_head = gl.load(link)
+        next_start = gl.load(link + 1)
+        next_first = gl.load(link + 2)
+        next_end = gl.load(link + 3)
+        attend_again(
+            again_head // q_heads, again_head % q_heads, again_start, again_first, again_end, where_smem,
+            slopes_ptr, slopes_size_0, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
+            q_desc, k_desc, v_desc, out_desc,
+        )  # fmt: skip
+        again_head = next_head
+        again_start = next_start
+        again_first = next_first
+        again_end = next_end
+
     tma.store_wait(0)
 
 
@@ -403,25 +484,43 @@ def attention_forward(
     counter_ptr, q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
     """Each program computes tiles of BLOCK_Q query rows of one head, until there are none left."""
-    q_smem = gl.allocate_shared_memory(OPERAND, [CONSUMERS, ROWS, PADDED_DIM], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(OPERAND, [CONSUMERS * Q_TILES, ROWS, PADDED_DIM], q_desc.layout)
     k_smem = gl.allocate_shared_memory(OPERAND, [STAGES, BLOCK_KV, PADDED_DIM], k_desc.layout)
     v_smem = gl.allocate_shared_memory(OPERAND, [STAGES, BLOCK_KV, PADDED_DIM_V], v_desc.layout)
-    out_smem = gl.allocate_shared_memory(OPERAND, [CONSUMERS, ROWS, PADDED_DIM_V], out_desc.layout)
     # Of each buffer: the data are there, the space is free again.
-    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS * Q_TILES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS * Q_TILES, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # The next tile of the program, or the one after.
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
+    # What the loading warp tells the others of a tile and the next ones.
+    tile_smem = gl.allocate_shared_memory(gl.int32, [TILES * TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    lost_smem = gl.allocate_shared_memory(gl.int32, [CONSUMERS * 4, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    tile_free = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    # Held in memory, not in registers: few need it.
+    where_smem = gl.allocate_shared_memory(gl.int64, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    keep(where_smem.index(0), q_ptr.to(gl.int64))
+    keep(where_smem.index(1), k_ptr.to(gl.int64))
+    keep(where_smem.index(2), v_ptr.to(gl.int64))
+    keep(where_smem.index(3), out_ptr.to(gl.int64))
+    keep(where_smem.index(4), q_stride_b.to(gl.int64))
+    keep(where_smem.index(5), q_stride_h.to(gl.int64))
+    keep(where_smem.index(6), q_stride_s.to(gl.int64))
+    keep(where_smem.index(7), k_stride_b.to(gl.int64))
+    keep(where_smem.index(8), k_stride_h.to(gl.int64))
+    keep(where_smem.index(9), k_stride_s.to(gl.int64))
+    keep(where_smem.index(10), v_stride_b.to(gl.int64))
+    keep(where_smem.index(11), v_stride_h.to(gl.int64))
+    keep(where_smem.index(12), v_stride_s.to(gl.int64))
+    keep(where_smem.index(13), out_stride_b.to(gl.int64))
+    keep(where_smem.index(14), out_stride_h.to(gl.int64))
+    keep(where_smem.index(15), out_stride_s.to(gl.int64))
+    for i in gl.static_range(TILES):
         mbarrier.init(tile_ready.index(i), count=1)
         mbarrier.init(tile_free.index(i), count=CONSUMERS)
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(CONSUMERS * Q_TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_free.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -436,9 +535,9 @@ def attention_forward(
             (
                 attend,
                 (
-                    0, q_smem, k_smem, v_smem, out_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    0,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free, lost_smem, where_smem,
                     q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
                     q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
                     out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
@@ -448,9 +547,9 @@ def attention_forward(
             (
                 attend,
                 (
-                    1, q_smem, k_smem, v_smem, out_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    1,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free, lost_smem, where_smem,
                     q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
                     q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
                     out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,
@@ -460,9 +559,8 @@ def attention_forward(
             (
                 load_tiles,
                 (
-                    q_smem, k_smem, v_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free, lost_smem, where_smem,
                     q_ptr, k_ptr, v_ptr, out_ptr, slopes_ptr, slopes_size_0, q_stride_b, q_stride_h,
                     q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
                     out_stride_b, out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch,

@@ -26,6 +26,9 @@ PADDED_DIM_V = gl.constexpr(256)  # head dimension of v, to a power of two
 Q_BYTES = gl.constexpr(32768)  # of one warpgroup's rows
 K_BYTES = gl.constexpr(32768)  # of a tile of keys
 V_BYTES = gl.constexpr(32768)  # of a tile of values
+Q_TILES = gl.constexpr(1)  # tiles of query rows that shared memory holds
+TILES = gl.constexpr(4)  # tiles of queries that the loading warp may be ahead of the others
+TOLD = gl.constexpr(3)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(32768)  # keys with values that fit the L2 cache together
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of q, k, v and out
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
@@ -65,19 +68,31 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
 
 
 @gluon.jit
+def tell(place, number):
+    """The loading warp leaves a number in shared memory."""
+    place.store(gl.full([1], number, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def told(place):
+    """The number that the loading warp left there, for a warpgroup."""
+    return gl.max(place.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
 def load_tiles(
-    q_smem, k_smem, v_smem,
-    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    tile_smem, tile_ready, tile_free,
+    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+    tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
     out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
     q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
-    """One warp feeds the others: the rows of each tile, and its keys and values from the last to the first."""
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    """One warp feeds the others: the rows of each tile, and its keys and values from the last to the first.
+
+    It also finds out which these are, and tells the others, so that they wait for no memory but shared memory.
+    """
     step = 0
-    turn = 0
     taken = 0
     tile = gl.program_id(0)
     tiles = gl.cdiv(q_len, BLOCK_Q) * q_heads * batch
@@ -85,35 +100,48 @@ def load_tiles(
         b, h, q_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
         kv_h = h // group
         fresh = 1
+        following = tile
         kv_first = 0
         kv_end = kv_len
-
+        mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
+        at = taken % TILES * TOLD
+        tell(tile_smem.index(at), b)
+        tell(tile_smem.index(at + 1), h)
+        tell(tile_smem.index(at + 2), q_start)
+        mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
         for done in range(0, kv_end - kv_first, BLOCK_KV):
             kv_start = kv_last - done
             slot = step % STAGES
             other = (step // STAGES & 1) ^ 1
+            is_last = kv_start == kv_first
+            if is_last:
+                # The next tile goes to whoever asks first: tiles differ in their keys. To ask takes a while.
+                following = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
             mbarrier.wait(k_free.index(slot), other)
             mbarrier.expect(k_ready.index(slot), K_BYTES)
             tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(slot), k_smem.index(slot))
             if fresh == 1:
                 fresh = 0
                 for i in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_free.index(i), turn ^ 1)
-                    mbarrier.expect(q_ready.index(i), Q_BYTES)
-                    tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(i), q_smem.index(i))
-                turn ^= 1
+                    part = i * Q_TILES + taken % Q_TILES
+                    mbarrier.wait(q_free.index(part), (taken // Q_TILES & 1) ^ 1)
+                    mbarrier.expect(q_ready.index(part), Q_BYTES)
+                    tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(part), q_smem.index(part))
             mbarrier.wait(v_free.index(slot), other)
             mbarrier.expect(v_ready.index(slot), V_BYTES)
             tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(slot), v_smem.index(slot))
             step += 1
 
-        # The next tile goes to whoever asks first: tiles differ in their keys.
-        tile = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
-        mbarrier.wait(tile_free.index(taken % 2), (taken // 2 & 1) ^ 1)
-        tile_smem.index(taken % 2).store(gl.full([1], tile, gl.int32, layout=one_layout))
-        mbarrier.arrive(tile_ready.index(taken % 2), count=1)
+        tile = following
         taken += 1
+    # There is no other tile: to say so, its batch is -1.
+    mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
+    at = taken % TILES * TOLD
+    tell(tile_smem.index(at), -1)
+    tell(tile_smem.index(at + 1), 0)
+    tell(tile_smem.index(at + 2), 0)
+    mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
     # The last program to end leaves the counters as it found them.
     if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counter_ptr, 0)
@@ -123,66 +151,103 @@ def load_tiles(
 @gluon.jit
 def attend(
     which: gl.constexpr,
-    q_smem, k_smem, v_smem, out_smem,
-    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    tile_smem, tile_ready, tile_free,
+    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+    tile_ready, tile_free,
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
     out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
     q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
-    """One warpgroup computes ROWS query rows of each tile, with an online softmax over the keys they may see."""
+    """One warpgroup computes ROWS query rows of each tile, with an online softmax over the keys they may see.
+
+    The first scores of a tile are computed beside the last values of the tile before, and that tile's output is
+    written under the loads of this one.
+    """
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KV, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_DIM_V, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    column_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     acc_row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     first_row: gl.constexpr = which * ROWS
     rows = first_row + gl.arange(0, ROWS, layout=row_layout)
-    columns = gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(0, score_layout))
+    columns = gl.arange(0, BLOCK_KV, layout=column_layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout=score_layout)
-    q = q_smem.index(which)
-    out_tile = out_smem.index(which)
-    step = 0
-    turn = 0
-    taken = 0
-    tile = gl.program_id(0)
-    tiles = gl.cdiv(q_len, BLOCK_Q) * q_heads * batch
-    while tile < tiles:
-        b, h, q_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
-        to_log2 = scale * LOG2E
-        acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
-        # The sink is a key without a value, seen by every row.
-        row_max = gl.zeros([ROWS], gl.float32, layout=row_layout) + gl.load(sinks_ptr + h) * LOG2E
-        row_sum = gl.full([ROWS], 1.0, gl.float32, layout=row_layout)
+    p = gl.convert_layout(zero.to(OPERAND), p_layout)
+    acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
+    row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+    step = 0  # tiles of keys so far
+    taken = 0  # tiles of queries so far
+    alive = 1
+    while alive == 1:
+        # Where the values lie that the tile before still lacks.
+        before = (step + STAGES - 1) % STAGES
+        v_turn = ((step + STAGES - 1) // STAGES & 1) ^ 1
+        if taken > 0:
+            mbarrier.wait(v_ready.index(before), v_turn, pred=taken > 0)
+            acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
 
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_free.index(before), count=1)
+            at = (taken + TILES - 1) % TILES * TOLD
+            done_b = told(tile_smem.index(at))
+            done_h = told(tile_smem.index(at + 1))
+            done_start = told(tile_smem.index(at + 2)) + first_row
+            # A row without a key has a sum of 0: its output is 0.
+            share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
+            out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
+            out_tile = q_smem.index(which)  # its rows are done with
+            out_tile.store(out.to(OPERAND))
+            fence_async_shared()
+            tma_store(out_desc, [done_b, done_h, done_start, 0], out_tile)
+            mbarrier.arrive(tile_free.index((taken + TILES - 1) % TILES), count=1)
+            lse = gl.where(row_sum == 0.0, float("-inf"), row_max * LN2 + gl.log(row_sum))
+            lse_row = lse_ptr + (done_b * q_heads + done_h).to(gl.int64) * q_len
+            gl.store(lse_row + done_start + rows, lse, mask=done_start + rows < q_len)
+
+            tma.store_wait(0)
+            mbarrier.arrive(q_free.index(which), count=1, pred=taken > 0)
+
+        mbarrier.wait(tile_ready.index(taken % TILES), taken // TILES & 1)
+        at = taken % TILES * TOLD
+        b = told(tile_smem.index(at))
+        h = told(tile_smem.index(at + 1))
+        alive = gl.where(b < 0, 0, 1)
+        b = gl.maximum(b, 0)
         kv_first = 0
         kv_end = kv_len
-
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
-        # The scores of the last keys come first, and have no product to overlap with.
-        kv_start = kv_last
+        to_log2 = scale * LOG2E
+        sink = gl.load(sinks_ptr + h) * LOG2E
+
         slot = step % STAGES
-        mbarrier.wait(q_ready.index(which), turn)
-        mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
+        part = which
+        q = q_smem.index(part)
+        mbarrier.wait(q_ready.index(part), taken // Q_TILES & 1, pred=alive == 1)
+        mbarrier.wait(k_ready.index(slot), step // STAGES & 1, pred=alive == 1)
         score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         score = warpgroup_mma_wait(0, deps=[score])
+        kv_start = kv_last
         mbarrier.arrive(k_free.index(slot), count=1)
-        score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
+        acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
+        # The sink is a key without a value, seen by every row.
+        row_max = gl.zeros([ROWS], gl.float32, layout=row_layout) + sink
+        row_sum = gl.full([ROWS], 1.0, gl.float32, layout=row_layout)
+
+        if kv_start + BLOCK_KV > kv_len:
+            score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
         p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
 
         p = gl.convert_layout(p.to(OPERAND), p_layout)
-
-        for done in range(BLOCK_KV, kv_end - kv_first, BLOCK_KV):
+        step += 1
+        for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
             kv_start = kv_last - done
-            before = step % STAGES
-            v_turn = step // STAGES & 1
-            step += 1
             slot = step % STAGES
             mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
             score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_ready.index(before), v_turn)
+            before = (step - 1) % STAGES
+            mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
@@ -192,30 +257,10 @@ def attend(
             mbarrier.arrive(v_free.index(before), count=1)
             acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
             p = gl.convert_layout(p.to(OPERAND), p_layout)
+            step += 1
 
-        slot = step % STAGES
-        mbarrier.wait(v_ready.index(slot), step // STAGES & 1)
-        acc = warpgroup_mma(p, v_smem.index(slot), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(v_free.index(slot), count=1)
-        step += 1
-        turn ^= 1
-
-        # A row without a key has a sum of 0: its output is 0.
-        share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
-        out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
-        out_tile.store(out.to(OPERAND))
-        fence_async_shared()
-        tma_store(out_desc, [b, h, q_start + first_row, 0], out_tile)
-        lse = gl.where(row_sum == 0.0, float("-inf"), row_max * LN2 + gl.log(row_sum))
-        lse_row = lse_ptr + (b * q_heads + h).to(gl.int64) * q_len
-        gl.store(lse_row + q_start + rows, lse, mask=q_start + rows < q_len)
-        tma.store_wait(0)
-        mbarrier.arrive(q_free.index(which), count=1)
-        mbarrier.wait(tile_ready.index(taken % 2), taken // 2 & 1)
-        tile = gl.max(tile_smem.index(taken % 2).load(one_layout), 0)
-        mbarrier.arrive(tile_free.index(taken % 2), count=1)
         taken += 1
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -226,25 +271,24 @@ def attention_forward(
     q_desc, k_desc, v_desc, out_desc,
 ):  # fmt: skip
     """Each program computes tiles of BLOCK_Q query rows of one head, until there are none left."""
-    q_smem = gl.allocate_shared_memory(OPERAND, [CONSUMERS, ROWS, PADDED_DIM], q_desc.layout)
+    q_smem = gl.allocate_shared_memory(OPERAND, [CONSUMERS * Q_TILES, ROWS, PADDED_DIM], q_desc.layout)
     k_smem = gl.allocate_shared_memory(OPERAND, [STAGES, BLOCK_KV, PADDED_DIM], k_desc.layout)
     v_smem = gl.allocate_shared_memory(OPERAND, [STAGES, BLOCK_KV, PADDED_DIM_V], v_desc.layout)
-    out_smem = q_smem  # its rows are done with when the output is there
     # Of each buffer: the data are there, the space is free again.
-    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [CONSUMERS * Q_TILES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [CONSUMERS * Q_TILES, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # The next tile of the program, or the one after.
-    tile_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
+    # What the loading warp tells the others of a tile and the next ones.
+    tile_smem = gl.allocate_shared_memory(gl.int32, [TILES * TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    tile_free = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(TILES):
         mbarrier.init(tile_ready.index(i), count=1)
         mbarrier.init(tile_free.index(i), count=CONSUMERS)
-    for i in gl.static_range(CONSUMERS):
+    for i in gl.static_range(CONSUMERS * Q_TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_free.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -259,9 +303,9 @@ def attention_forward(
             (
                 attend,
                 (
-                    0, q_smem, k_smem, v_smem, out_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    0,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
                     out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
@@ -271,9 +315,9 @@ def attention_forward(
             (
                 attend,
                 (
-                    1, q_smem, k_smem, v_smem, out_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    1,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
                     out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,
@@ -283,9 +327,8 @@ def attention_forward(
             (
                 load_tiles,
                 (
-                    q_smem, k_smem, v_smem,
-                    q_ready, q_free, k_ready, k_free, v_ready, v_free,
-                    tile_smem, tile_ready, tile_free,
+                    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, tile_smem,
+                    tile_ready, tile_free,
                     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sinks_ptr, q_stride_b, q_stride_h, q_stride_s,
                     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
                     out_stride_h, out_stride_s, q_heads, group, q_len, kv_len, scale, batch, counter_ptr,

@@ -1,0 +1,72 @@
+"""The words of a Hopper kernel: names that its template uses, and Triton's lines in Gluon's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from flexc.codegen.arguments import RESERVED
+from flexc.codegen.gluon_names import NAMES
+
+ALL_NAMES = RESERVED | frozenset({
+    "CONSUMERS", "FEW_DIMS", "FEW_KEYS", "K_BYTES", "L2_KEYS", "OPERAND", "Q_BYTES", "Q_TILES",
+    "ROWS", "SKIP_FIRST", "SKIP_LAST", "STAGES", "TAIL_DIM", "TAIL_DIM_V", "TILES", "TOLD",
+    "V_BYTES", "_", "acc_layout", "acc_row_layout", "acc_tail", "acc_tail_layout",
+    "acc_tail_row_layout", "again_end", "again_first", "again_head", "again_start", "alive",
+    "alpha", "attend", "attend_again", "back", "batch", "before", "blind", "blind_now", "bounds",
+    "column_layout", "counter_ptr", "dim", "dim_v", "done", "done_b", "done_end", "done_first",
+    "done_h", "done_start", "entry", "fence_async_shared", "fetch", "first", "first_row",
+    "following", "fresh", "getattr", "gl", "gluon", "head", "heads", "highest", "i", "inside",
+    "is_last", "keep", "kv_last", "kv_near", "lanes", "layout", "left", "left_layout", "link",
+    "load_tiles", "lost", "lost_smem", "lowest", "masked", "mbarrier", "mma_v2", "new_max",
+    "next_end", "next_first", "next_head", "next_start", "note", "note_smem", "number", "of_keys", "other",
+    "out_tail", "out_tail_tile", "own_start", "p_layout", "p_tail", "p_tail_layout", "part",
+    "place", "place_of", "q_near", "q_tail", "rest", "right_layout", "row_layout", "row_of_out",
+    "score_layout", "seen", "seen_end", "seen_first", "share", "shift", "sigmoid", "size", "slot",
+    "step", "stretches", "taken", "tell", "there", "tile", "tile_first", "tile_free", "tile_last",
+    "tile_ready", "tile_smem", "tiles", "tma", "together", "told", "total", "unseen", "v_turn",
+    "wanted", "warpgroup_mma", "warpgroup_mma_wait", "where_smem", "which", "zero",
+    *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
+    *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
+    *NAMES,
+})  # fmt: skip
+"""Every name that the template uses."""
+SIGMOID = "tl.sigmoid("
+
+
+def gluon(lines: Sequence[str]) -> tuple[str, ...]:
+    """Statements that were emitted for Triton, in Gluon: the same words in another module.
+
+    Gluon has no sigmoid: the file has one of its own.
+    """
+    return tuple(re.sub(r"\btl\.", "gl.", line.replace(SIGMOID, "sigmoid(")) for line in lines)
+
+
+def target_of(line: str) -> str:
+    """The name that a line assigns to."""
+    return line.partition(" = ")[0]
+
+
+def mentions(name: str, texts: Sequence[str]) -> bool:
+    """Whether any of `texts` has the name."""
+    return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+
+
+def needed(lines: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:
+    """Those of `lines`, each an assignment, whose names `users` mention, or a later one that is needed."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        if mentions(target_of(line), (*kept, *users)):
+            kept.append(line)
+    return tuple(reversed(kept))
+
+
+def others(lines: Sequence[str], names: frozenset[str]) -> tuple[str, ...]:
+    """The assignments to other than `names`."""
+    return tuple(line for line in lines if target_of(line) not in names)
+
+
+def nearer(lines: Sequence[str], names: frozenset[str], index: str, near: str) -> tuple[str, ...]:
+    """The assignments to `names`, an index replaced by a nearer one."""
+    chosen = (line for line in lines if target_of(line) in names)
+    return tuple(re.sub(rf"\b{index}\b", near, line) for line in chosen)
