@@ -16,6 +16,9 @@ from flexc.ir.spec import AttentionSpec
 
 Options = tuple[tuple[str, object], ...]
 
+_LONGEST_STRIDE = 2**40 - 1
+"""Bytes; of a TMA descriptor."""
+
 
 def design_for(
     call: AttentionCall, spec: AttentionSpec, target: str, backend: str
@@ -157,6 +160,6 @@ def why_no_tma(*tensors: tuple[str, torch.Tensor | None]) -> str | None:
     if any(x is not None and 0 in x.shape for _, x in tensors):
         return "TMA has no empty tensors"
     for name, x in tensors:
-        if x is not None and any(s <= 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
-            return f"TMA reads no expanded dimension, and {name} has strides {x.stride()}"
+        if x is not None and any(s * x.element_size() > _LONGEST_STRIDE for s in x.stride()):
+            return f"TMA takes strides below 2**40 bytes, and {name} has strides {x.stride()}"
     return None

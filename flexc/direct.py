@@ -115,11 +115,6 @@ def check_fits(
                 hint=f"pass {name}.contiguous() or {name}.clone(), or call flexc.attention, which takes a "
                 "kernel that fits",
             )
-        if artifact.shares_tiles and has_no_stride(x):
-            raise LayoutMismatch(
-                f"the kernel reads {name} by TMA, which needs strides above zero; {name} has {x.stride()}",
-                hint=f"pass {name}.contiguous(), or call flexc.attention, which takes a kernel that fits",
-            )
     if (Source.SINKS in takes) != (sinks is not None):
         raise UnsupportedFeature(
             "the kernel was compiled without sinks" if sinks is not None else "the kernel takes sinks",
@@ -129,11 +124,6 @@ def check_fits(
         )
     if sinks is not None:
         check_sinks(sinks, q)
-
-
-def has_no_stride(x: torch.Tensor) -> bool:
-    """Whether a dimension of several entries has a stride of zero, as `expand` makes it."""
-    return any(s <= 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True))
 
 
 def check_map_fits(

@@ -91,6 +91,7 @@ def test_strides_sinks_scales() -> None:
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
     _check(q, k, v, mask_mod=masks.causal)
     _check(q[..., 8:40], k[..., 16:48], v[..., :24], sinks=torch.randn(4, device="cuda"))
+    _check(q, k[:1].expand_as(k), v[:, :1].expand_as(v), mask_mod=masks.causal)
     for scale in (0.0, -0.3, 2.0):
         _check(q, k, v, mask_mod=masks.causal, scale=scale)
     with pytest.raises(UnsupportedFeature, match="16 bytes"):

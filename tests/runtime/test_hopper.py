@@ -41,6 +41,8 @@ def test_a_fitting_call() -> None:
     whole = torch.zeros(2, 300, 3, 4, 128, dtype=torch.float16)
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
     assert _why_not(q=q, k=k, v=v) is None
+    shared = torch.zeros(1, 1, 300, 128, dtype=torch.float16).expand(2, 4, 300, 128)
+    assert _why_not(q=q, k=shared, v=shared) is None
     one = torch.zeros(300, 64, dtype=torch.bfloat16).expand(1, 1, 300, 64)
     assert _why_not(q=one, k=one, v=one) is None
 
@@ -49,6 +51,9 @@ def test_why_a_call_does_not_fit() -> None:
     x = torch.zeros(2, 4, 300, 128, dtype=torch.bfloat16)
     wide = torch.zeros(2, 4, 30, 264, dtype=torch.bfloat16)
     empty = x[:, :, :0]
+    far = torch.empty(0, dtype=torch.bfloat16, device="meta").as_strided(
+        (2, 4, 300, 128), (2**40, 128, 512, 1)
+    )
     cases: list[tuple[str, dict[str, Any]]] = [
         ("sm100", {"target": "sm100"}),
         ("q is fp32", {"q": x.float(), "k": x.float(), "v": x.float()}),
@@ -56,7 +61,7 @@ def test_why_a_call_does_not_fit() -> None:
         ("above 256", {"q": wide, "k": wide, "v": wide}),
         ("16 bytes", {"q": x[..., 1:65], "k": x[..., :64], "v": x}),
         ("empty", {"q": x, "k": empty, "v": empty}),
-        ("expanded", {"q": x, "k": x[:1].expand(2, 4, 300, 128), "v": x}),
+        ("below 2**40 bytes", {"q": x, "k": far, "v": x}),
     ]
     for said, changes in cases:
         why = _why_not(**changes)

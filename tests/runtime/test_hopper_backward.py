@@ -65,7 +65,7 @@ def test_calls_that_are_left_to_the_portable_kernels() -> None:
     assert not takes_hopper_backward(call, found, grad, "sm90", "triton")
     assert not takes_hopper_backward(replace(call, deterministic=True), found, grad, "sm90", "auto")
     expanded = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(1, 4, 200, 128)
-    assert not takes_hopper_backward(call, found, expanded, "sm90", "auto")
+    assert takes_hopper_backward(call, found, expanded, "sm90", "auto")
     few = problem(*_qkv(q_len=20), mask_mod=masks.causal).call
     assert not takes_hopper_backward(few, found, torch.zeros_like(few.q), "sm90", "auto")
 
