@@ -152,6 +152,10 @@ class UnsupportedOperation(TraceError, NotImplementedError):
     """An operation, or a form of it, that mods cannot hold."""
 
 
+class DivisionByZero(TraceError, ZeroDivisionError):
+    """An integer is divided by a literal 0, or its remainder of it is asked for."""
+
+
 class NoSuchAttribute(TraceError, AttributeError):
     """A traced value was asked for something that no tensor has, by a slip of the pen most likely."""
 

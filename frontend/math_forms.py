@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from flexc.errors import DivisionByZero
+from flexc.frontend.span import span_here
 from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Op
@@ -110,19 +112,28 @@ def round_half_even(x: Expr) -> Expr:
 
 def floor_divide(a: Expr, b: Expr) -> Expr:
     """Division rounded down, of integers or floats."""
+    _check_divisor(a, b)
     return build.binary(Op.FLOORDIV, a, b)
+
+
+def _check_divisor(a: Expr, b: Expr) -> None:
+    """Floats have infinities to say it with; integers have not."""
+    if F32 not in (a.dtype, b.dtype) and b.op is Op.CONST and not b.attr:
+        raise DivisionByZero("an integer is divided by 0", hint="divide by another number", span=span_here())
 
 
 def trunc_divide(a: Expr, b: Expr) -> Expr:
     """Division rounded toward zero, of integers or floats."""
     if F32 in (a.dtype, b.dtype):
         return trunc(div(a, b))
+    _check_divisor(a, b)
     sign = mul(build.unary(Op.SIGN, a), build.unary(Op.SIGN, b))
     return mul(floor_divide(absolute(a), absolute(b)), sign)
 
 
 def remainder(a: Expr, b: Expr) -> Expr:
     """The remainder that has the sign of `b`."""
+    _check_divisor(a, b)
     return build.binary(Op.MOD, a, b)
 
 

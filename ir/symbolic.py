@@ -25,6 +25,8 @@ Form = Any  # a sympy polynomial with integer coefficients; sympy has no types
 
 _MOST_QUESTIONS = 4000  # of order between bounds: about a quarter of a second
 _AS_GOOD_AS_INFINITE = 2**31  # what a 64-bit number counts for beside positions, so that its products fit
+_FAR = 2**58  # the same for a number that is only added, so that differences of large numbers are exact
+_FEW = 4  # terms and multiples of it in a sum that fits in 64 bits
 MAY_WRAP = "may wrap"
 
 
@@ -291,8 +293,11 @@ class Algebra:
         order = sorted(factors, key=lambda m: (factors[m] < 0, m.is_Mul, _rank(m), str(m)))
         total: Expr | None = None
         for monomial in order:
-            part = self._product(monomial, dtype, clamp=saturated is not None and monomial == saturated)
             factor = factors[monomial]
+            limit = _FAR if monomial.is_Symbol and max(len(order), abs(factor)) <= _FEW else None
+            if saturated is not None and monomial == saturated:
+                limit = LARGE
+            part = self._product(monomial, dtype, limit)
             if abs(factor) != 1:
                 part = binary(Op.MUL, part, const(abs(factor), dtype))
             if total is None:
@@ -306,15 +311,16 @@ class Algebra:
             total = binary(Op.ADD if constant > 0 else Op.SUB, total, const(abs(constant), dtype))
         return total
 
-    def _product(self, monomial: Form, dtype: DType, *, clamp: bool) -> Expr:
+    def _product(self, monomial: Form, dtype: DType, limit: int | None) -> Expr:
+        """A product, its factors no larger than `limit` where one is given, else small enough for 64 bits."""
         result: Expr | None = None
         for symbol, power in sorted(monomial.as_powers_dict().items(), key=lambda item: str(item[0])):
             for _ in range(int(power)):
                 part = self._nodes[symbol]
-                if clamp:
+                if limit == LARGE:
                     part = self._clamped(part, LARGE)
                 elif part.dtype is DType.I64 and not self._monomial(monomial).inside(Extent(-HUGE, HUGE)):
-                    part = self._clamped(part, _AS_GOOD_AS_INFINITE)
+                    part = self._clamped(part, limit or _AS_GOOD_AS_INFINITE)
                 part = cast(part, dtype)
                 result = part if result is None else binary(Op.MUL, result, part)
         assert result is not None
@@ -332,7 +338,8 @@ def without_saturation(root: Expr) -> Expr:
 
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
         sign = {Op.MIN: 1, Op.MAX: -1}.get(node.op)
-        if sign and args[1].op is Op.CONST and args[1].attr in (sign * LARGE, sign * _AS_GOOD_AS_INFINITE):
+        limits = [sign * limit for limit in (LARGE, _AS_GOOD_AS_INFINITE, _FAR)] if sign else []
+        if limits and args[1].op is Op.CONST and args[1].attr in limits:
             return args[0]
         return cast(args[0], node.dtype) if node.op is Op.CAST else Expr(node.op, args, node.attr, node.dtype)
 

@@ -91,6 +91,18 @@ def branches_on_a_capture(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx if LENGTH else q_idx < 3
 
 
+def divides_by_zero(b, h, q_idx, kv_idx):
+    return q_idx // 0 == kv_idx
+
+
+def takes_the_remainder_of_zero(b, h, q_idx, kv_idx):
+    return torch.remainder(q_idx - kv_idx, 0) == 1
+
+
+def truncates_by_zero(b, h, q_idx, kv_idx):
+    return torch.div(q_idx, 0, rounding_mode="trunc") == 1
+
+
 def sorts(b, h, q_idx, kv_idx):
     return torch.sort(TABLE[h] * q_idx)[0][0] > 1
 
@@ -192,6 +204,9 @@ CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
         "q_idx >= kv_idx if LENGTH else q_idx < 3",
         "use the tensor itself",
     ),
+    (divides_by_zero, errors.DivisionByZero, "q_idx // 0", "another number"),
+    (takes_the_remainder_of_zero, errors.DivisionByZero, "torch.remainder(q_idx - kv_idx, 0)", "another"),
+    (truncates_by_zero, errors.DivisionByZero, 'torch.div(q_idx, 0, rounding_mode="trunc")', "another"),
     (sorts, errors.UnsupportedOperation, "torch.sort(TABLE[h] * q_idx)", "elementwise"),
     (calls_a_method, errors.UnsupportedOperation, "q_idx.cumsum", "elementwise"),
     (mistypes, errors.NoSuchAttribute, "q_idx.clampp", "methods such as"),

@@ -37,6 +37,13 @@ def _falling(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx >= 70 - q_idx) & (kv_idx < 80 - q_idx)
 
 
+LARGE = torch.tensor([2**40, 2**40 + 5, 2**33])
+
+
+def _large(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx + LARGE[0] <= q_idx + LARGE[1]) & (q_idx - LARGE[2] < kv_idx)
+
+
 def _some_rows(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx % 3 != 1) & (q_idx >= 40) & (kv_idx >= q_idx - 20)
 
@@ -56,6 +63,7 @@ MASKS: dict[str, Callable[..., Any]] = {
     "outside_a_window": ~masks.sliding_window(37),
     "three_ranges": masks.sliding_window(5) | _falling | _first,
     "some_rows": _some_rows,
+    "differences_of_large_numbers": _large,
 }
 LENGTHS = [(75, 75), (40, 75), (75, 40)]
 
