@@ -14,13 +14,14 @@ from typing import Protocol
 
 import torch
 
+from flexc import driver
 from flexc.codegen.arguments import Argument
 from flexc.device_map import DeviceMap
 from flexc.pack_backward import Operands
 
 Tensors = list[torch.Tensor | None]
 Number = int | float
-_Action = Callable[[Tensors, list[Number]], None]
+_Action = Callable[[Tensors, list[int]], None]
 
 _ALIGNMENT = 256
 """Of scratch in its one block of memory, in bytes."""
@@ -36,8 +37,8 @@ class Runnable(Protocol):
     def launch(self, programs: int, operands: Operands) -> None:
         """Run `programs` programs."""
 
-    def send(self, programs: int, values: Sequence[Number]) -> None:
-        """The same with a number for each argument, tensors as addresses, on the current device."""
+    def repeat(self, programs: int, values: Sequence[Number | None]) -> Callable[[tuple[int, ...]], None]:
+        """The same again and again, on the current device: called with the addresses that `values` lacks."""
 
     @property
     def processors(self) -> int:
@@ -74,7 +75,7 @@ class Script:
         self._tensors: Tensors = list(given)  # held, so that their identities stay theirs
         self._refs = {id(x): _Ref(n, False) for n, x in enumerate(given) if x is not None}
         self._makers: list[tuple[int, Callable[[Tensors], torch.Tensor]]] = []
-        self._scratch: list[torch.Tensor] = []
+        self._scratch: list[tuple[torch.Tensor, bool]] = []
         self._steps: list[_Launch | _Function] = []
         self._constants: list[torch.Tensor] = []
         self._maps: list[DeviceMap] = []
@@ -85,11 +86,16 @@ class Script:
         self._makers.append((self._add(made), make))
         return made
 
-    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A tensor that only kernels use. All scratch is one allocation when the script is run again."""
-        made = torch.empty(shape, dtype=dtype, device=device)
+    def scratch(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, zeroed: bool = False
+    ) -> torch.Tensor:
+        """A tensor that only kernels use, of zeros or of anything.
+
+        All scratch is one allocation when the script is run again, and all zeros are written at once.
+        """
+        made = (torch.zeros if zeroed else torch.empty)(shape, dtype=dtype, device=device)
         self._refs[id(made)] = _Ref(len(self._scratch), True)
-        self._scratch.append(made)
+        self._scratch.append((made, zeroed))
         return made
 
     def read_map(self, block_map: object) -> None:
@@ -111,21 +117,14 @@ class Script:
 
     def recorded(self, results: Sequence[torch.Tensor]) -> Recorded:
         """The script so far, as something to run again; `results` are tensors that it made."""
-        count, size, places = len(self._tensors), 0, list[int]()
-        for x in self._scratch:
-            places.append(size)
-            size += -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
-        constants: list[Number] = []
-        actions = [
-            _repeated(step, count, len(places), constants) if isinstance(step, _Launch) else _called(step)
-            for step in self._steps
-        ]
+        count = len(self._tensors)
         return Recorded(
             n_blank=count - self._n_given,
             makers=tuple(self._makers),
-            scratch=(size, tuple(places)),
-            constants=constants,
-            actions=tuple(actions),
+            scratch=_planned(self._scratch),
+            actions=tuple(
+                _repeated(step, count) if isinstance(step, _Launch) else _called(step) for step in self._steps
+            ),
             results=tuple(self._refs[id(x)].number for x in results),
             maps=tuple(map(weakref.ref, self._maps)),
             held=tuple(self._constants),
@@ -145,25 +144,40 @@ class Script:
         return x.data_ptr()
 
 
-def _repeated(launch: _Launch, n_tensors: int, n_scratch: int, constants: list[Number]) -> _Action:
-    """The launch from a pool of numbers: addresses of tensors, those of scratch, and `constants`."""
-    places = []
-    for value in launch.values:
-        if isinstance(value, _Ref):
-            places.append(value.number + (n_tensors if value.is_scratch else 0))
-        else:
-            places.append(n_tensors + n_scratch + len(constants))
-            constants.append(value)
-    send, programs, chosen = launch.kernel.send, launch.programs, itemgetter(*places)
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """One block of memory: its bytes, how many of them are zeros at first, where each piece starts."""
 
-    def action(tensors: Tensors, pool: list[Number]) -> None:
-        send(programs, chosen(pool))
+    size: int
+    zeros: int
+    places: tuple[int, ...]
+
+
+def _planned(scratch: Sequence[tuple[torch.Tensor, bool]]) -> _Scratch:
+    places, size, zeros = [0] * len(scratch), 0, 0
+    for number, (x, zeroed) in sorted(enumerate(scratch), key=lambda entry: not entry[1][1]):
+        places[number] = size
+        size += -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
+        zeros = size if zeroed else zeros
+    return _Scratch(size, zeros, tuple(places))
+
+
+def _repeated(launch: _Launch, n_tensors: int) -> _Action:
+    """The launch from a pool of addresses: those of tensors, then those of scratch."""
+    places = [v.number + n_tensors * v.is_scratch for v in launch.values if isinstance(v, _Ref)]
+    repeat = launch.kernel.repeat(
+        launch.programs, [None if isinstance(v, _Ref) else v for v in launch.values]
+    )
+    chosen = itemgetter(slice(0, 0), *places)  # of one place it would be no tuple
+
+    def action(tensors: Tensors, pool: list[int]) -> None:
+        repeat(chosen(pool)[1:])
 
     return action
 
 
 def _called(step: _Function) -> _Action:
-    def action(tensors: Tensors, pool: list[Number]) -> None:
+    def action(tensors: Tensors, pool: list[int]) -> None:
         tensors[step.gives] = step.function(*(tensors[n] for n in step.takes))
 
     return action
@@ -175,15 +189,13 @@ class Recorded:
 
     n_blank: int
     makers: tuple[tuple[int, Callable[[Tensors], torch.Tensor]], ...]
-    scratch: tuple[int, tuple[int, ...]]
-    """Bytes, and where in them each piece starts."""
-    constants: list[Number]
+    scratch: _Scratch
     actions: tuple[_Action, ...]
     results: tuple[int, ...]
     maps: tuple[weakref.ref[DeviceMap], ...]
     """Those that may have been built on another stream. A user's map that is no more is ready."""
     held: tuple[torch.Tensor, ...]
-    """What constants are addresses of."""
+    """Tensors whose addresses do not change."""
 
     def run(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The results for these tensors, on the current device, which is theirs; the first is not None."""
@@ -194,12 +206,14 @@ class Recorded:
         tensors: Tensors = [*given, *(None,) * self.n_blank]
         for number, make in self.makers:
             tensors[number] = make(tensors)
-        pool: list[Number] = [0 if x is None else x.data_ptr() for x in tensors]
-        size, places = self.scratch
-        room = torch.empty(size, dtype=torch.uint8, device=tensors[0].device)  # type: ignore[union-attr]
-        start = room.data_ptr()
-        pool += [start + place for place in places]
-        pool += self.constants
+        pool = [0 if x is None else x.data_ptr() for x in tensors]
+        if self.scratch.size:
+            device = tensors[0].device  # type: ignore[union-attr]
+            room = torch.empty(self.scratch.size, dtype=torch.uint8, device=device)
+            start = room.data_ptr()
+            pool += [start + place for place in self.scratch.places]
+            if self.scratch.zeros:
+                driver.write_zeros(start, self.scratch.zeros, device.index)
         for action in self.actions:
             action(tensors, pool)
         return [tensors[n] for n in self.results]  # type: ignore[misc]  # all are made by now

@@ -6,6 +6,8 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from flexc.errors import BackendUnavailable, InternalError
 
 _MAX_DYNAMIC_SHARED_SIZE = 8
@@ -68,6 +70,14 @@ def attribute(which: int, device: int) -> int:
     check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"finding GPU {device}")
     check(cuda.cuDeviceGetAttribute(ctypes.byref(value), which, handle), f"asking about GPU {device}")
     return value.value
+
+
+def write_zeros(address: int, size: int, device: int) -> None:
+    """Zeros in `size` bytes at `address`, on the current stream of `device`, which is the current device."""
+    ensure_context(device)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    arguments = (ctypes.c_void_p(address), 0, ctypes.c_size_t(size), ctypes.c_void_p(stream))
+    check(library().cuMemsetD8Async(*arguments), "writing zeros")
 
 
 def make_current(device: int) -> None:

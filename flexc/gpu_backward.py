@@ -213,16 +213,16 @@ class _Backward:
     def fused(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32."""
         rows = self.tensors[Source.DELTA].shape
-        self.tensors[Source.GRAD_Q_SUM] = self._made((*rows, self.call.q.shape[3]), make=torch.zeros)
+        self.tensors[Source.GRAD_Q_SUM] = self._zeros((*rows, self.call.q.shape[3]), torch.float32)
         self.keys_and_values(entry, kernel)
 
     def on_hopper(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32; if there is a mask, also whether any became NaN."""
         batch, heads, rows = self.tensors[Source.DELTA].shape
         sums = (batch, heads, rows, width(self.spec.forward.head_dim))
-        self.tensors[Source.GRAD_Q_SUM] = self._made(sums, make=torch.zeros)
+        self.tensors[Source.GRAD_Q_SUM] = self._zeros(sums, torch.float32)
         if self.spec.forward.mask is not None:
-            self.tensors[Source.LOST] = self._made((1,), torch.int32, torch.zeros)
+            self.tensors[Source.LOST] = self._zeros((1,), torch.int32)
         numbers: dict[Source, int | float] = {Source.BATCH: batch, Source.NEVER: 0}
         tensors: dict[Source, torch.Tensor] = {}
         self._walk(entry, kernel, tensors, numbers)
@@ -274,6 +274,10 @@ class _Backward:
     ) -> torch.Tensor:
         device = self.call.q.device
         return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """What only kernels add up in."""
+        return self.script.scratch(shape, dtype, self.call.q.device, zeroed=True)
 
     def queries(self, entry: Entry, kernel: Runnable) -> None:
         """The gradient of q, by walking the keys or from its sums."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,9 @@ def at_address(argument: Argument, value: int | float) -> int | float | torch.Te
     dtype = _DTYPES[argument.type]
     memory = (ctypes.c_char * dtype.itemsize).from_address(int(value))
     return torch.frombuffer(memory, dtype=dtype, count=1)
+
+
+def with_addresses(values: Sequence[int | float | None], addresses: tuple[int, ...]) -> list[int | float]:
+    """The values of a launch, with the addresses where they have None."""
+    rest = iter(addresses)
+    return [next(rest) if value is None else value for value in values]

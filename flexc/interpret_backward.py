@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from flexc.codegen.backward_plan import lower_backward
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import TARGETS
-from flexc.interpret import OPTIONS, at_address, entry_of
+from flexc.interpret import OPTIONS, at_address, entry_of, with_addresses
 from flexc.pack_backward import Operands
 
 
@@ -33,9 +33,16 @@ class Interpreted:
         """Run the programs one after another."""
         self._entry[(programs,)](*operands.pack(self.arguments, _as_itself))
 
-    def send(self, programs: int, values: Sequence[int | float]) -> None:
-        """The same with a number for each argument."""
-        self._entry[(programs,)](*map(at_address, self.arguments, values))
+    def repeat(
+        self, programs: int, values: Sequence[int | float | None]
+    ) -> Callable[[tuple[int, ...]], None]:
+        """The same again and again: called with the addresses that `values` lacks."""
+
+        def again(addresses: tuple[int, ...]) -> None:
+            filled = with_addresses(values, addresses)
+            self._entry[(programs,)](*map(at_address, self.arguments, filled))
+
+        return again
 
 
 def _as_itself(x: torch.Tensor) -> torch.Tensor:

@@ -65,10 +65,10 @@ class Launch:
         )
 
     @property
-    def tail(self) -> tuple[object, ...]:
-        """The arguments after the addresses of q, k, v, out, lse and sinks."""
-        own = sum(x is not None for x in (self.tensors.lse, self.tensors.sinks))
-        return tuple(self.arguments[4 + own :])
+    def repeated(self) -> list[int | float | None]:
+        """The arguments of a launch that is made again, without the addresses of q, k, v, out, lse, sinks."""
+        own = 4 + sum(x is not None for x in (self.tensors.lse, self.tensors.sinks))
+        return [None if n < own else x for n, x in enumerate(self.arguments)]  # type: ignore[misc]  # numbers
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Launch on the current stream of the tensors' device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -33,11 +33,13 @@ class Compiled:
     def launch(self, programs: int, operands: Operands) -> None:
         """Run on the current stream of the device."""
         with torch.cuda.device(self._device):
-            self.send(programs, operands.pack(self.arguments))
+            self._kernel.launcher.launch(programs, self._device.index, operands.pack(self.arguments))
 
-    def send(self, programs: int, values: Sequence[int | float]) -> None:
-        """The same with a number for each argument, on the current device."""
-        self._kernel.launcher.launch(programs, self._device.index, values)
+    def repeat(
+        self, programs: int, values: Sequence[int | float | None]
+    ) -> Callable[[tuple[int, ...]], None]:
+        """The same again and again, on the current device: called with the addresses that `values` lacks."""
+        return self._kernel.launcher.repeat(programs, self._device.index, values)
 
 
 class Compiler:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -12,17 +11,10 @@ import torch
 
 from flexc import driver
 from flexc.artifact import Artifact
-from flexc.codegen.arguments import Argument
 from flexc.counters import address_of_pair
-from flexc.tensor_maps import SIZE, TensorMaps, block_of, is_descriptor
-
-_FORMAT = {"i32": "i", "i64": "q", "fp32": "f"}
-_MAP = f"{SIZE}s"
-_MAP_ALIGNMENT = 64
-_PLACES = 256
-"""Of which the descriptors of a repeated launch are kept, 512 bytes each."""
-# Parameters that a kernel has and does not read: they take room, and no value.
-_UNUSED = {"i": "4x", "q": "8x", "P": "8x"}
+from flexc.parameters import Block, Layout
+from flexc.repeated import Repeated
+from flexc.tensor_maps import TensorMaps, is_descriptor
 
 _recorded: list[Artifact] | None = None
 
@@ -44,20 +36,9 @@ class Launcher:
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._maps = TensorMaps(artifact.arguments) if any(map(is_descriptor, artifact.arguments)) else None
-        formats = [item for a in artifact.arguments for item in _formats(a)]
-        # Pointers of Triton's own, which this kernel does not use.
-        formats += [_UNUSED["P"]] * (artifact.parameters - len(formats))
-        layout, offsets, end = [], [], 0
-        for item in formats:
-            start = -(-end // _alignment(item)) * _alignment(item)
-            layout.append(f"{start - end}x{item}")
-            offsets.append(start)
-            end = start + struct.calcsize(f"={item}")
-        self._struct = struct.Struct("=" + "".join(layout))
-        self._block = ctypes.create_string_buffer(end + _MAP_ALIGNMENT)
-        self._start = -ctypes.addressof(self._block) % _MAP_ALIGNMENT
-        base = ctypes.addressof(self._block) + self._start
-        self._pointers = (ctypes.c_void_p * len(formats))(*(base + offset for offset in offsets))
+        self._layout = Layout(artifact)
+        self._block = Block(self._layout)
+        self._counters = int(artifact.shares_tiles)
         self._functions: dict[int, ctypes.c_void_p] = {}
         self._lock = Lock()
         self._threads = 32 * artifact.num_warps
@@ -68,43 +49,19 @@ class Launcher:
         `values` are those of `flexc.pack`; counters and TMA descriptors are added here.
         """
         stream = torch._C._cuda_getCurrentRawStream(device)
-        if self._maps is not None:
-            values = (*values, *self._counters(device, stream), *self._maps.values(values, device))
-        self._send(programs, device, stream, values)
+        counters = (address_of_pair(device, stream),) if self._counters else ()
+        maps = () if self._maps is None else self._maps.values(values, device)
+        with self._lock:
+            self._block.fill((*values, *counters, *maps))
+            self._fire(self._block, programs, device, stream)
 
     def repeat(
-        self, programs: int, device: int, tail: tuple[object, ...]
+        self, programs: int, device: int, values: Sequence[int | float | None]
     ) -> Callable[[tuple[int, ...]], None]:
-        """`launch` for calls that differ in their first arguments only, which are addresses.
+        """`launch` for calls that differ in addresses only: those for which `values` has None, in order."""
+        return Repeated(self._layout, self._fire, programs, device, values, self._counters, self._maps)
 
-        Where tensors lie that are used again and again is soon known, and so are their descriptors.
-        """
-        maps = self._maps
-        if maps is None:
-
-            def plain(addresses: tuple[int, ...]) -> None:
-                stream = torch._C._cuda_getCurrentRawStream(device)
-                self._send(programs, device, stream, addresses + tail)
-
-            return plain
-        known: dict[tuple[int, ...], tuple[bytes, ...]] = {}
-
-        def described(addresses: tuple[int, ...]) -> None:
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            values = addresses + tail
-            found = known.get(addresses)
-            if found is None:
-                if len(known) >= _PLACES:
-                    known.clear()
-                found = known[addresses] = maps.values(values, device)
-            self._send(programs, device, stream, (*values, *self._counters(device, stream), *found))
-
-        return described
-
-    def _counters(self, device: int, stream: int) -> tuple[int, ...]:
-        return (address_of_pair(device, stream),) if self._artifact.shares_tiles else ()
-
-    def _send(self, programs: int, device: int, stream: int, values: Sequence[object]) -> None:
+    def _fire(self, block: Block, programs: int, device: int, stream: int) -> None:
         if _recorded is not None:
             _recorded.append(self._artifact)
         function = self._functions.get(device)
@@ -113,14 +70,12 @@ class Launcher:
         launch = driver.library().cuLaunchKernel
         arguments = (
             function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
-            ctypes.c_void_p(stream), self._pointers, None,
+            ctypes.c_void_p(stream), block.pointers, None,
         )  # fmt: skip
-        with self._lock:
-            self._struct.pack_into(self._block, self._start, *values)
+        status = launch(*arguments)
+        if status == driver.INVALID_CONTEXT:
+            driver.make_current(device)
             status = launch(*arguments)
-            if status == driver.INVALID_CONTEXT:
-                driver.make_current(device)
-                status = launch(*arguments)
         if status:
             driver.check(status, f"launching {self._artifact.description}")
 
@@ -129,15 +84,3 @@ class Launcher:
         function = driver.load_function(self._artifact.cubin, self._artifact.entry, self._artifact.shared)
         self._functions[device] = function
         return function
-
-
-def _formats(argument: Argument) -> list[str]:
-    """How the parameters of an argument are packed. A descriptor is followed by its lengths and strides."""
-    if is_descriptor(argument):
-        rank = len(block_of(argument)[1])
-        return [_MAP, *[_UNUSED["i"]] * rank, *[_UNUSED["q"]] * rank]
-    return ["Q" if argument.type.startswith("*") else _FORMAT[argument.type]]
-
-
-def _alignment(item: str) -> int:
-    return _MAP_ALIGNMENT if item == _MAP else struct.calcsize(f"={item}")

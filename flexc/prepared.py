@@ -64,7 +64,7 @@ class Prepared:
 
     def __init__(self, call: AttentionCall, launch: Launch, given: Map | None, step: Step | None) -> None:
         q, block_map = call.q, launch.block_map
-        self._launch = launch.kernel.launcher.repeat(launch.programs, q.device.index, launch.tail)
+        self._launch = launch.kernel.launcher.repeat(launch.programs, q.device.index, launch.repeated)
         self._step = step
         self._out = (*q.shape[:3], call.v.shape[3])
         self._lse = tuple(q.shape[:3]) if call.return_lse else None

@@ -70,6 +70,9 @@ class TensorMaps:
             encode = _encode_shared if length is Source.KV_LEN else _encode
             self._maps.append(_Map(argument, itemgetter(*facts), encode))
 
+    def __len__(self) -> int:
+        return len(self._maps)
+
     def values(self, values: Sequence[Any], device: int) -> tuple[bytes, ...]:
         """The descriptors in the order of the arguments. `values` are those of all other arguments."""
         return tuple([found.value(values, device) for found in self._maps])

@@ -268,7 +268,8 @@ def test_every_class_of_mistake_is_tested() -> None:
 
 def test_classes_derive_from_builtins() -> None:
     for kind in errors.TraceError.__subclasses__():
-        assert issubclass(kind, (TypeError, ValueError, NotImplementedError, IndexError, AttributeError))
+        builtins = (TypeError, ValueError, NotImplementedError, IndexError, AttributeError, ZeroDivisionError)
+        assert issubclass(kind, builtins)
 
 
 @pytest.mark.parametrize(

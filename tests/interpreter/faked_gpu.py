@@ -6,7 +6,8 @@ What is launched, with which addresses and how often, is the real thing; so is w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 import flexc.build
 import flexc.gpu
 import flexc.launch
+from flexc import driver
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
-from flexc.interpret import OPTIONS, at_address, entry_of
+from flexc.interpret import OPTIONS, at_address, entry_of, with_addresses
 from flexc.ir.spec import AttentionSpec
 from flexc.launcher import Launcher
 
@@ -28,12 +30,14 @@ class InterpretingLauncher(Launcher):
     """Launches by address, as a driver does."""
 
     def __init__(self, arguments: Sequence[Argument], entry: Any) -> None:
-        self._maps = None
         self._arguments = arguments
         self._entry = entry
 
-    def _send(self, programs: int, device: int, stream: int, values: Sequence[Any]) -> None:
+    def launch(self, programs: int, device: int, values: Sequence[Any]) -> None:
         self._entry[(programs,)](*map(at_address, self._arguments, values))
+
+    def repeat(self, programs: int, device: int, values: Sequence[Any]) -> Callable[[tuple[int, ...]], None]:
+        return lambda addresses: self.launch(programs, device, with_addresses(values, addresses))
 
 
 _kernels: dict[tuple[Any, ...], Any] = {}
@@ -66,6 +70,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(driver, "write_zeros", lambda address, size, device: ctypes.memset(address, 0, size))
     monkeypatch.setattr(flexc.build, "kernel_for", _kernel_for)
     monkeypatch.setattr(flexc.gpu, "target_of", lambda index: TARGETS["sm80"])
     monkeypatch.setattr(flexc.launch, "processors", lambda index: 4)

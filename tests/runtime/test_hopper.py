@@ -18,7 +18,8 @@ from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.design import Design
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.kernel import Kernel
-from flexc.launcher import Launcher
+from flexc.parameters import Block, Layout
+from flexc.repeated import Repeated
 from flexc.tensor_maps import SIZE, TensorMaps, is_descriptor
 
 
@@ -100,15 +101,15 @@ def kernel() -> Kernel:
 
 
 def test_parameters_lie_where_the_kernel_reads_them(kernel: Kernel) -> None:
-    launcher = Launcher(kernel.artifact)
+    block = Block(Layout(kernel.artifact))
     values: list[Any] = []
     for n, argument in enumerate(kernel.artifact.arguments):
         number = 0.5 if argument.type == "fp32" else 1000 + n
         values.append(bytes([n]) * SIZE if is_descriptor(argument) else number)
-    launcher._struct.pack_into(launcher._block, launcher._start, *values)
+    block.fill(values)
     at = 0
     for argument, value in zip(kernel.artifact.arguments, values, strict=True):
-        address = launcher._pointers[at]
+        address = block.pointers[at]
         assert isinstance(address, int)
         if is_descriptor(argument):
             assert address % 64 == 0
@@ -118,7 +119,41 @@ def test_parameters_lie_where_the_kernel_reads_them(kernel: Kernel) -> None:
         form = {"i32": "=i", "i64": "=q", "fp32": "=f"}.get(argument.type, "=Q")
         assert struct.unpack(form, ctypes.string_at(address, struct.calcsize(form))) == (value,)
         at += 1
-    assert at <= kernel.artifact.parameters == len(launcher._pointers)
+    assert at <= kernel.artifact.parameters == len(block.pointers)
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_repeated_launch_has_the_parameters_of_any(
+    kernel: Kernel, asked: list[Any], described: bool
+) -> None:
+    fired: list[bytes] = []
+
+    def contents(block: Block) -> bytes:
+        return block.memory.raw[block.start : block.start + layout.size]
+
+    def fire(block: Block, *rest: Any) -> None:
+        fired.append(contents(block))
+
+    artifact = kernel.artifact
+    if not described:
+        artifact = flexc.compile(mask_mod=masks.causal, head_dim=64, backend="triton").artifact
+    arguments = [a for a in artifact.arguments if not is_descriptor(a) and a.source is not Source.COUNTER]
+    values: list[Any] = [_value(a) for a in arguments]
+    # Addresses in several places, as those of gradients of captured tensors.
+    places = [n for n, a in enumerate(arguments) if a.source in (Source.Q, Source.K, Source.OUT)]
+    counters = sum(a.source is Source.COUNTER for a in artifact.arguments)
+    maps = TensorMaps(artifact.arguments) if described else None
+    layout = Layout(artifact)
+    repeated = Repeated(
+        layout, fire, 1, 0, [None if n in places else v for n, v in enumerate(values)], counters, maps
+    )
+    for addresses in ((0x1000, 0x2000, 0x3000), (0x7000, 0x2000, 0x3000), (0x1000, 0x2000, 0x3000)):
+        repeated(addresses)
+        for place, address in zip(places, addresses, strict=True):
+            values[place] = address
+        whole = Block(layout)
+        whole.fill([*values, *[0x80] * counters, *(() if maps is None else maps.values(values, 0))])
+        assert fired.pop() == contents(whole)
 
 
 class _Driver:
@@ -153,6 +188,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The descriptors that were asked of the driver."""
     fake = _Driver()
     monkeypatch.setattr(driver, "library", lambda: fake)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr("flexc.repeated.address_of_pair", lambda device, stream: 0x80)
     return fake.asked
 
 
