@@ -9,7 +9,7 @@ from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
 from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
-from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Element, Function, Hoisting, as_tile
 from flexc.codegen.module import Constant, GeneratedKernel
@@ -19,7 +19,7 @@ from flexc.codegen.scatter import ScatterForm, Sum
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
-from flexc.ir.spec import AttentionSpec, Blocks
+from flexc.ir.spec import Blocks
 
 _TEMPLATE = {
     Entry.ROWS: "backward_rows.py.jinja",
@@ -54,6 +54,8 @@ class _Backward:
     fast_tanh: bool
     functions: tuple[Function, ...]
     entry: str
+    sliced: bool
+    """Whether a program writes gradients of some head dimensions only, and reads operands piece by piece."""
     fused: bool
     """Whether this kernel adds to the sums of dQ as well."""
     finds_delta: bool
@@ -201,11 +203,12 @@ def _view(
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     return _Backward(
         header=header(backward, entry, plan, sources),
-        constants=_constants(spec, plan),
+        constants=_constants(backward, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=tuple(e.function for e in elements),
         entry=entry.value,
+        sliced=backward.slices > 1,
         fused=entry is Entry.FUSED,
         finds_delta=backward.finds_delta,
         has_grad_lse=backward.has_grad_lse,
@@ -319,7 +322,22 @@ def _masks(entry: Entry, *, pad: bool, pad_v: bool) -> dict[str, str]:
     }
 
 
-def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
+def _constants(backward: BackwardSpec, plan: KernelPlan) -> tuple[Constant, ...]:
+    spec = backward.forward
+    if backward.slices > 1:
+        return (
+            Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
+            Constant("BLOCK_KV", plan.tiles.block_kv, "keys of a tile"),
+            Constant("HEAD_DIM", spec.head_dim, "head dimension of q and k"),
+            Constant("HEAD_DIM_V", spec.head_dim_v, "head dimension of v"),
+            Constant("PADDED_DIM", plan.padded_dim, "head dimensions of a program"),
+            Constant("PADDED_DIM_V", plan.padded_dim_v, "the same of v"),
+            Constant("PIECE", PIECE, "head dimensions of operands that are in registers at a time"),
+            Constant("SLICES", backward.slices, "programs that share the head dimensions"),
+            Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"),
+            PADDED_TO,
+            LOG2E,
+        )
     constants = [
         Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
         Constant("BLOCK_KV", plan.tiles.block_kv, "keys of a tile"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flexc.codegen.arguments import capture_names
 from flexc.codegen.backward_module import backward_module
-from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
 from flexc.codegen.backward_tiles import backward_tiles, row_tiles
 from flexc.codegen.blocks import why_blocks
 from flexc.codegen.hopper_backward import hopper_backward_module
@@ -15,7 +15,6 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
     NOTHING,
-    SPLIT,
     KernelPlan,
     check_options,
     choose_precision,
@@ -25,9 +24,6 @@ from flexc.codegen.plan import (
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, power_of_two_at_least
 from flexc.ir.graph import ModSource
-
-_WIDEST_SPLIT = 256
-"""Head dimension up to which the operands of fp32 products are split in three bf16."""
 
 
 def make_backward_plan(
@@ -54,10 +50,8 @@ def make_backward_plan(
         for name in BACKWARD_OPTIONS
         if name in options
     }
-    precision, why_precision = choose_precision(spec, options.get("precision"))
-    widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
-    if precision == SPLIT and "precision" not in options and widest > _WIDEST_SPLIT:
-        precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
+    precision, why_precision = choose_precision(spec, target, options.get("precision"))
+    is_sliced = backward.slices > 1 and entry not in (Entry.ROWS, Entry.Q_SUMS)
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     if entry in (Entry.ROWS, Entry.Q_SUMS):
         tiles = row_tiles(backward)  # both read one row of a head dimension
@@ -79,8 +73,8 @@ def make_backward_plan(
         target=target,
         tiles=tiles,
         blocks=backward.blocks(entry).value,
-        padded_dim=power_of_two_at_least(spec.head_dim),
-        padded_dim_v=power_of_two_at_least(spec.head_dim_v),
+        padded_dim=SLICE if is_sliced else power_of_two_at_least(spec.head_dim),
+        padded_dim_v=SLICE if is_sliced else power_of_two_at_least(spec.head_dim_v),
         precision=precision,
         fast_tanh=fast_tanh,
         rescue_nan=rescue,

@@ -16,6 +16,10 @@ ROWS_PADDED_TO = 256
 """What is kept of rows, delta and shift, has a multiple of this many rows a head: no tile needs a mask."""
 
 
+SLICE, PIECE = 128, 32
+_WIDEST_WHOLE = 256
+
+
 class Entry(Enum):
     """The kernels that backwards are made of, in order of their launch; the value is the function's name.
 
@@ -73,6 +77,18 @@ class BackwardSpec:
         if self.blocks(entry) is not Blocks.RANGES or mask is None:
             return None
         return exact_ranges(turned(mask, entry.axes))
+
+    @property
+    def slices(self) -> int:
+        """How many programs share the head dimensions of a tile: each writes gradients of `SLICE` of them.
+
+        Tiles of fp32 with more than 256 dimensions fit neither shared memory nor registers. Each program then
+        reads the scores' operands piece by piece.
+        """
+        spec = self.forward
+        widest = max(spec.head_dim, spec.head_dim_v)
+        is_wide = spec.q_storage is Storage.FP32 and widest > _WIDEST_WHOLE
+        return -(-widest // SLICE) if is_wide else 1
 
     @property
     def finds_delta(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
 from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Reasons, Tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan
@@ -66,6 +66,12 @@ _PREFERRED_UNMASKED: dict[tuple[Entry, MatrixUnit], dict[int, Tiles]] = {
     (Entry.KV, MatrixUnit.WGMMA): {128: Tiles(64, 128, 8, 3)},
     (Entry.Q, MatrixUnit.WGMMA): {64: Tiles(128, 64, 8, 3)},
 }
+# Of fp32 whose head dimensions are shared out.
+_SLICED = {
+    True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
+    False: (Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1)),
+}
+"""By whether a program keeps keys."""
 _SIDES = tuple((wide, short) for wide, short in product((128, 64, 32, 16), (64, 32, 16)) if wide >= short)
 
 
@@ -138,12 +144,14 @@ def _candidates(
     backward: BackwardSpec, entry: Entry, target: Target, wanted: Mapping[str, int]
 ) -> Iterator[tuple[Tiles, str]]:
     spec = backward.forward
-    widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
+    widest = max(_dims(backward))
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[entry, target.matrix_unit].get(max(widest, 64), ()) if half else ()
     unmasked = _PREFERRED_UNMASKED.get((entry, target.matrix_unit), {}).get(max(widest, 64))
     if half and unmasked is not None and backward.blocks(entry) is Blocks.ALL:
         preferred = (unmasked, *preferred)
+    if backward.slices > 1:
+        preferred = _SLICED[entry.axes.by_keys]
     for tiles in preferred:
         yield _limited(backward, replace(tiles, **wanted), wanted), "preferred"
     for (wide, short), stages in product(_SIDES, (2, 1)):
@@ -171,6 +179,14 @@ def _misfit(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) 
     return None
 
 
+def _dims(backward: BackwardSpec) -> tuple[int, int]:
+    """Head dimensions of the tiles of q and k, and of v."""
+    spec = backward.forward
+    if backward.slices > 1:
+        return SLICE, SLICE
+    return power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
+
+
 def _sides(entry: Entry, tiles: Tiles) -> tuple[int, int]:
     """Rows that a program keeps, and rows of a step."""
     return (tiles.block_kv, tiles.block_q) if entry.axes.by_keys else (tiles.block_q, tiles.block_kv)
@@ -179,7 +195,7 @@ def _sides(entry: Entry, tiles: Tiles) -> tuple[int, int]:
 def shared_memory(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) -> int:
     """About the bytes of shared memory that a block will need. What is compiled is measured besides."""
     spec = backward.forward
-    dims = power_of_two_at_least(spec.head_dim) + power_of_two_at_least(spec.head_dim_v)
+    dims = sum(_dims(backward))
     size = spec.q_storage.itemsize
     kept, moving = _sides(entry, tiles)
     is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC
@@ -191,7 +207,7 @@ def shared_memory(backward: BackwardSpec, entry: Entry, target: Target, tiles: T
 def registers_per_thread(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) -> int:
     """About the registers that the live tiles take, and some for addresses."""
     spec = backward.forward
-    dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
+    dim, dim_v = _dims(backward)
     words = spec.q_storage.itemsize / 4
     kept, moving = _sides(entry, tiles)
     live = kept * (dim + dim_v if entry.axes.by_keys else dim) + kept * moving * (2 + words)

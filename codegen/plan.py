@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from flexc.codegen.arguments import capture_names
 from flexc.codegen.blocks import why_blocks
-from flexc.codegen.target import Target
+from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan, UnknownOption
 from flexc.ir.expr import topological
@@ -89,7 +89,7 @@ def make_plan(
     options = options or {}
     check_options(options)
     wanted = {name: tile_option(name, options[name]) for name in _TILE_OPTIONS if name in options}
-    precision, why_precision = choose_precision(spec, options.get("precision"))
+    precision, why_precision = choose_precision(spec, target, options.get("precision"))
     try:
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     except NoFeasiblePlan:
@@ -165,7 +165,7 @@ def tile_option(name: str, value: object) -> int:
     return value
 
 
-def choose_precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
+def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tuple[str, str]:
     """How fp32 operands are multiplied, and why."""
     if wanted is not None:
         return str(wanted), _ASKED
@@ -173,6 +173,8 @@ def choose_precision(spec: AttentionSpec, wanted: object) -> tuple[str, str]:
         return "ieee", "16-bit products are exact in the fp32 accumulator"
     if spec.allow_tf32:
         return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
+    if target.matrix_unit is MatrixUnit.TCGEN05:
+        return "ieee", "Triton 3.6 makes an empty kernel of split operands for tcgen05"
     return (
         SPLIT,
         "each operand split into three bf16: more exact than fp32 sums, faster than the general units",

@@ -261,7 +261,8 @@ class _Backward:
                     torch.zeros,
                 )
         self._walk(entry, kernel, tensors, numbers)
-        self._launch(kernel, tiles * kv_heads * batch * parts, tensors, numbers)
+        programs = tiles * kv_heads * batch * parts * self.spec.slices
+        self._launch(kernel, programs, tensors, numbers)
         if parts > 1:
             for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
                 self.script.then(_sum_parts, self.tensors[whole], tensors[piece])
@@ -284,9 +285,11 @@ class _Backward:
         batch, heads, q_len, _ = self.call.q.shape
         tensors: dict[Source, torch.Tensor] = {}
         numbers: dict[Source, int | float] = {}
+        programs = -(-q_len // kernel.block_q) * heads * batch
         if entry is Entry.Q:
             self._walk(entry, kernel, tensors, numbers)
-        self._launch(kernel, -(-q_len // kernel.block_q) * heads * batch, tensors, numbers)
+            programs *= self.spec.slices
+        self._launch(kernel, programs, tensors, numbers)
 
     def _walk(
         self,

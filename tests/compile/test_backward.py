@@ -70,11 +70,13 @@ def test_compiles(name: str, target: str, head_dim: int, fused: bool) -> None:
 @pytest.mark.parametrize("target", ["sm86", "sm90"])
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
-    [(256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32)],
+    [(256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (512, torch.float32)],
 )
 def test_wide_heads_and_single_precision_fit(head_dim: int, dtype: torch.dtype, target: str) -> None:
     kernel = flexc.compile(
         mask_mod=masks.causal, head_dim=head_dim, dtype=dtype, target=target, backward=True, backend="triton"
     )
+    if head_dim == 512:
+        assert all(r.spills <= MOST_SPILLS for r in kernel.resources.values()), kernel.explain()
     limit = {"sm86": 99, "sm90": 227}[target] * 1024
     assert all(r.shared_memory <= limit for r in kernel.resources.values())

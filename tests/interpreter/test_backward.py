@@ -65,6 +65,14 @@ def test_head_dims_are_padded(dim: int) -> None:
     _check(*_qkv(37, 45, dim=dim), mask_mod=masks.causal)
 
 
+@pytest.mark.parametrize(("dim", "dim_v"), [(300, 300), (16, 512), (260, 64)])
+def test_wide_heads_of_single_precision_are_shared_out(dim: int, dim_v: int) -> None:
+    bias, options = scores.relative_bias(torch.randn(4, 91)), {**OPTIONS, "block_q": 16, "block_kv": 16}
+    qkv = _qkv(37, 45, dim=dim, dim_v=dim_v)
+    _check(*qkv, mask_mod=masks.causal, score_mod=bias, options=options)
+    _check(*qkv, deterministic=True, with_lse=True, options=options)
+
+
 def test_values_of_another_head_dim() -> None:
     _check(*_qkv(40, 50, dim=24, dim_v=40))
 
@@ -124,13 +132,14 @@ def test_rows_and_tiles_without_keys_have_gradients_of_zero() -> None:
     _check(*_qkv(70, 50), mask_mod=late, sinks=torch.randn(4), with_lse=True)
 
 
+@pytest.mark.parametrize("dim", [16, 300])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float) -> None:
+def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, dim: int) -> None:
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 5 != 3)
 
-    q, k, v = _qkv(40, 48)
-    given = problem(q, k, v, mask_mod=even, options=OPTIONS)
+    q, k, v = _qkv(40, 48, dim=dim)
+    given = problem(q, k, v, mask_mod=even, options={**OPTIONS, "block_q": 16, "block_kv": 16})
     clean = _backward(given, ("q", "k", "v"))
     k[:, :, 1::2] = poison
     v[:, :, 1::2] = poison
@@ -139,6 +148,10 @@ def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float) ->
     poisoned = _backward(given, ("q", "k", "v"))
     for name in ("q", "k", "v"):
         assert torch.equal(getattr(clean, name), getattr(poisoned, name)), name
+    for names in (("q",), ("k", "v")):  # by two kernels
+        apart = _backward(given, names)
+        for name in names:
+            torch.testing.assert_close(getattr(apart, name), getattr(clean, name))
 
 
 def test_unseen_values_do_not_reach_the_delta_of_captured_tensors() -> None:

@@ -1102,8 +1102,8 @@ def attention_backward_q(
     dims_v = tl.arange(0, PADDED_DIM_V)
     in_rows = rows < q_len
     # Strides are 64-bit, so every offset is.
-    q_tile = q_ptr + b * q_stride_b + h * q_stride_h + rows[:, None] * q_stride_s + dims[None, :]
     k_tile = k_ptr + b * k_stride_b + kv_h * k_stride_h + columns[None, :] * k_stride_s + dims[:, None]
+    q_tile = q_ptr + b * q_stride_b + h * q_stride_h + rows[:, None] * q_stride_s + dims[None, :]
     v_tile = v_ptr + b * v_stride_b + kv_h * v_stride_h + columns[None, :] * v_stride_s + dims_v[:, None]
     dout_tile = (
         dout_ptr + b * dout_stride_b + h * dout_stride_h + rows[:, None] * dout_stride_s + dims_v[None, :]
