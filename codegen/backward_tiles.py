@@ -66,6 +66,12 @@ _PREFERRED_UNMASKED: dict[tuple[Entry, MatrixUnit], dict[int, Tiles]] = {
     (Entry.KV, MatrixUnit.WGMMA): {128: Tiles(64, 128, 8, 3)},
     (Entry.Q, MatrixUnit.WGMMA): {64: Tiles(128, 64, 8, 3)},
 }
+# Bests for fp32 and wgmma, timed on an H200. All spill; those that spill less are slower.
+_PREFERRED_SINGLE: dict[Entry, tuple[Tiles, ...]] = {
+    Entry.FUSED: (Tiles(16, 64, 4, 1),),
+    Entry.KV: (Tiles(16, 128, 8, 1),),
+    Entry.Q: (Tiles(128, 32, 8, 1),),
+}
 # Of fp32 whose head dimensions are shared out.
 _SLICED = {
     True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
@@ -98,7 +104,7 @@ def backward_tiles(
             registers = registers_per_thread(backward, entry, target, tiles)
             if _heavier_than_skipped(backward, entry, target, registers, skip):
                 problem = f"about {registers} registers a thread, fewer were too many"
-            elif registers <= _register_limit(target, tiles):
+            elif registers <= _register_limit(target, tiles) or is_timed_single(backward, target):
                 return tiles, _reasons(entry, tiles, origin, wanted, skip, registers)
             else:
                 problem = f"about {registers} registers a thread"
@@ -116,6 +122,12 @@ def backward_tiles(
         f"no tiles fit {target.name} for the {backward.describe()}:\n  " + "\n  ".join(listed),
         hint="leave out the options, or ask for smaller tiles and fewer stages",
     )
+
+
+def is_timed_single(backward: BackwardSpec, target: Target) -> bool:
+    """Whether tiles for fp32 are known from timing, spilled registers and all."""
+    is_single = backward.forward.q_storage is Storage.FP32 and not backward.forward.allow_tf32
+    return target.matrix_unit is MatrixUnit.WGMMA and is_single and max(_dims(backward)) == 128
 
 
 def row_tiles(backward: BackwardSpec) -> Tiles:
@@ -150,6 +162,8 @@ def _candidates(
     unmasked = _PREFERRED_UNMASKED.get((entry, target.matrix_unit), {}).get(max(widest, 64))
     if half and unmasked is not None and backward.blocks(entry) is Blocks.ALL:
         preferred = (unmasked, *preferred)
+    if is_timed_single(backward, target):
+        preferred = _PREFERRED_SINGLE[entry]
     if backward.slices > 1:
         preferred = _SLICED[entry.axes.by_keys]
     for tiles in preferred:

@@ -7,6 +7,7 @@ from threading import Lock
 from flexc.build import Options, Spares, build_kernel, find_or_build, kernel_digest
 from flexc.codegen.backward_plan import lower_backward, make_backward_plan
 from flexc.codegen.backward_spec import BackwardSpec, Entry
+from flexc.codegen.backward_tiles import is_timed_single
 from flexc.codegen.target import Target, target_named
 from flexc.ir.graph import ModSource
 from flexc.ir.printer import digest
@@ -54,9 +55,15 @@ def _find_or_build(
             same,
             scratch,
             requires=() if ranges is None else ranges.requires,
-            spares=Spares.SCALARS if entry is Entry.HOPPER else Spares.FEW,
+            spares=_spares(backward, entry, target),
         ),
     )
+
+
+def _spares(backward: BackwardSpec, entry: Entry, target: Target) -> Spares:
+    if entry is Entry.HOPPER:
+        return Spares.SCALARS
+    return Spares.ALL if is_timed_single(backward, target) else Spares.FEW
 
 
 def backward_digest(backward: BackwardSpec, entry: Entry, plan_key: str) -> str:

@@ -56,7 +56,7 @@ def relative_bias(table: torch.Tensor) -> ScoreMod:
 
     @score_mod
     def relative_bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + table[h, (q_idx - kv_idx + middle).clamp(0, last)]
+        return score + table[h, (q_idx - kv_idx + middle).clamp(max=last).clamp(min=0)]
 
     return relative_bias
 

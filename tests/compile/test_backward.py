@@ -67,6 +67,11 @@ def test_compiles(name: str, target: str, head_dim: int, fused: bool) -> None:
         assert kernel.resources[entry].spills <= MOST_SPILLS, kernel.explain()
 
 
+def test_single_precision_is_no_empty_kernel_where_split_operands_are() -> None:
+    kernel = flexc.compile(head_dim=64, dtype=torch.float32, target="sm100", backward=True)
+    assert all("st.global" in ptx for ptx in kernel.ptx.values())
+
+
 @pytest.mark.parametrize("target", ["sm86", "sm90"])
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),

@@ -7,7 +7,7 @@ relative_bias, flexc/scores.py:LINE
 
     @score_mod
     def relative_bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + table[h, (q_idx - kv_idx + middle).clamp(0, last)]
+        return score + table[h, (q_idx - kv_idx + middle).clamp(max=last).clamp(min=0)]
 """
 
 import triton
@@ -23,15 +23,12 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 @triton.jit
 def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
-    """score + table[h, min(max(q_idx - kv_idx + middle, 0), last)]"""
-    index = tl.where(
-        tl.minimum(tl.maximum(q_idx - kv_idx + middle, 0), last) < 0,
-        tl.minimum(tl.maximum(q_idx - kv_idx + middle, 0), last) + table_size_1,
-        tl.minimum(tl.maximum(q_idx - kv_idx + middle, 0), last),
-    )
-    table_at = table_ptr + h * table_stride_0 + index
-    value = tl.load(table_at, mask=(h < table_size_0) & (index >= 0) & (index < table_size_1), other=0)
-    return score + value
+    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+    table_at = table_ptr + h * table_stride_0
+    table_inside = (h < table_size_0)
+    table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
+    table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
+    return score + tl.load(table_at_2, mask=table_inside_2, other=0)
 
 
 @triton.jit
