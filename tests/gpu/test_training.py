@@ -98,3 +98,26 @@ def test_a_checkpoint_drops_the_same_pairs_again(reentrant: bool) -> None:
         grads.append([x.grad, *(p.grad for p in model.parameters())])
     for actual, expected in zip(*grads, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+def test_a_step_that_repeats_another_has_its_gradients(backend: str) -> None:
+    """The second one is prepared, forward and backward, and lies elsewhere in memory."""
+    ids = torch.arange(300, device="cuda") // 70
+    bias = torch.randn(4, 700, device="cuda", requires_grad=True)
+    mask = flexc.masks.document(ids) & flexc.masks.causal
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[h, q_idx - kv_idx + 300])
+    held = []
+    for kind in ("first", "again", "again", "written", "again"):
+        if kind == "written":
+            ids[100:] += 1
+        x = [torch.randn(2, 300, 4, 64, device="cuda", dtype=torch.float16) for _ in range(4)]
+        q, k, v, grad = (y.transpose(1, 2) for y in x)
+        wanted = [y.requires_grad_() for y in (q, k, v)] + [bias]
+        results = []
+        for name in (backend, "reference"):
+            out = flexc.attention(q, k, v, mask_mod=mask, score_mod=score, backend=name)
+            results.append([out, *torch.autograd.grad(out, wanted, grad)])
+        held.append(results)
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
