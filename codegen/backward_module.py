@@ -259,6 +259,7 @@ def _masked(backward: BackwardSpec, entry: Entry, bounds: Bounds | None) -> str 
     elif backward.blocks(entry) is Blocks.MAP:
         found.append(f"({start} < full_first) | ({start} >= full_end)")
     if entry is Entry.FUSED:
+        found = [text if "|" in text else f"({text})" for text in found]  # `|` binds more tightly than `<`
         found.append("hangs_over")
     return " | ".join(found) or None
 

@@ -190,7 +190,7 @@ def attention_backward_fused(
             shift = tl.load(shift_ptr + row_at + rows)
             score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
             q_idx = tl.minimum(rows, q_len - 1)[None, :]
-            if q_start < full_first | hangs_over:
+            if (q_start < full_first) | hangs_over:
                 allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
                 score = tl.where(allowed, score, float("-inf"))
             p = tl.exp2(score * to_log2 - shift[None, :])
@@ -199,7 +199,7 @@ def attention_backward_fused(
             delta = tl.load(delta_ptr + row_at + rows)
             dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
             grad = p * (dp - delta[None, :])
-            if q_start < full_first | hangs_over:  # dp of what no row sees may be NaN
+            if (q_start < full_first) | hangs_over:  # dp of what no row sees may be NaN
                 grad = tl.where(p == 0.0, 0.0, grad)
             dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
             dq = tl.dot(tl.trans(grad.to(q.dtype)), finite_k, input_precision=PRECISION)
@@ -233,7 +233,7 @@ def attention_backward_fused(
                 q = tl.where((shift != float("inf"))[:, None], q, 0.0)
                 score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 q_idx = tl.minimum(rows, q_len - 1)[None, :]
-                if q_start < full_first | hangs_over:
+                if (q_start < full_first) | hangs_over:
                     allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
                     score = tl.where(allowed, score, float("-inf"))
                 p = tl.exp2(score * to_log2 - shift[None, :])
