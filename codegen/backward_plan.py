@@ -10,7 +10,7 @@ from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
 from flexc.codegen.backward_tiles import backward_tiles, row_tiles
 from flexc.codegen.blocks import why_blocks
 from flexc.codegen.hopper_backward import hopper_backward_module
-from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan
+from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan, unfit
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
@@ -21,7 +21,7 @@ from flexc.codegen.plan import (
     choose_tanh,
     tile_option,
 )
-from flexc.codegen.target import Target
+from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Tiles, power_of_two_at_least
 from flexc.ir.graph import ModSource
 
@@ -62,6 +62,7 @@ def make_backward_plan(
         rescue = spec.mask is not None
         why_rescue = "what no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"
         reasons = [
+            *_why_portable(backward, target),
             *why_tiles,
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
@@ -86,6 +87,16 @@ def _why_blocks(backward: BackwardSpec, entry: Entry, wanted: object) -> str:
     spec = backward.forward
     names = capture_names(spec.captures)
     return why_blocks(spec, names, wanted, blocks=backward.blocks(entry), axes=entry.axes)
+
+
+def _why_portable(backward: BackwardSpec, target: Target) -> list[tuple[str, str]]:
+    """Why no kernel made for the target was taken, where there are such."""
+    if target.matrix_unit is not MatrixUnit.WGMMA:
+        return []
+    if backward.repairs:
+        return [("design", "computes again what became NaN in the kernels made for this target")]
+    why = unfit(backward, target)
+    return [("design", why or "asked for, deterministic, or what the call's lengths, strides or options say")]
 
 
 def lower_backward(

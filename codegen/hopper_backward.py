@@ -15,7 +15,7 @@ from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
 from flexc.codegen.gluon_names import ADDING, NAMES, RENAMED
 from flexc.codegen.hoisting import Element, Function, Hoisting
 from flexc.codegen.hopper_backward_arguments import main_arguments
-from flexc.codegen.hopper_backward_finish import finish_module, header
+from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.hopper_words import needed
 from flexc.codegen.module import Constant, GeneratedKernel
@@ -181,7 +181,7 @@ def _view(
     call = None
     if score is not None and form.score is not None:
         call = _as_tile(form.score, score.call(score="score" if reads_score else "score * score_scale"))
-    per_head = not form.factor_is_global
+    per_head = not is_global(form)
     needs_scale = "score_scale" in (call or "") or reads_score or form.factor is not None
     scored = [e for e in (score, grad) if e is not None]
     columns = plan.dq_columns

@@ -14,6 +14,7 @@ from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
 from flexc.codegen.module import Constant, GeneratedKernel, source_lines
 from flexc.codegen.render import render
 from flexc.ir.graph import ModSource
+from flexc.ir.place import Placement, place
 
 NAMES = RESERVED | frozenset({
     "half", "tile", "sums_at", "lost", "lost_ptr", "DQ_COLUMNS", "attention_backward_finish",
@@ -41,7 +42,7 @@ def finish_module(backward: BackwardSpec, plan: HopperBackwardPlan, form: Form) 
     """The file of the kernel that scales and rounds the sums that dQ is."""
     spec = backward.forward
     names = capture_names(spec.captures, NAMES)
-    factor = form.factor if form.factor_is_global else None
+    factor = form.factor if is_global(form) else None
     arguments = finish_arguments(backward, plan, names, factor)
     roots = [] if factor is None else [factor]
     hoisting = Hoisting(spec, names, roots, {a.name for a in arguments})
@@ -67,7 +68,7 @@ def finish_module(backward: BackwardSpec, plan: HopperBackwardPlan, form: Form) 
         head_lines=hoisting.head,
         halves_are_columns=plan.halves_are_columns,
         rescue_nan=plan.rescue_nan,
-        final_scale=scale if form.factor_is_global else None,
+        final_scale=scale if is_global(form) else None,
         q_mask="(rows < q_len)[:, None]" + (" & (dims < HEAD_DIM)[None, :]" if padded else ""),
     )
     text = render("backward_finish.py.jinja", view)
@@ -85,6 +86,11 @@ _LAUNCH = {
     ),
     Entry.FINISH: ("Launch 2 * cdiv(q_len, BLOCK_Q) * q_heads * batch programs with", "num_warps=4."),
 }
+
+
+def is_global(form: Form) -> bool:
+    """Whether all heads have one factor, so that gradients are scaled when they are complete."""
+    return form.factor is None or place(form.factor)[form.factor] is Placement.KERNEL
 
 
 def header(backward: BackwardSpec, entry: Entry, sources: tuple[ModSource, ...]) -> str:

@@ -476,8 +476,8 @@ def accumulate(
     head = told(heads, step, one_layout)
     h = head
     head_value = 1.0 / c
-    score_scale = scale * head_value
 
+    score_scale = scale * head_value
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     score = warpgroup_mma_wait(0, deps=[score])
     mbarrier.wait(v_ready.index(0), 0)
@@ -502,7 +502,7 @@ def accumulate(
     )
     dv = warpgroup_mma_wait(0, deps=[dv])
     ds_smem.index(0).slice(first_key, KEYS, 0).store(
-        score_gradient(share, dp * score_scale, delta_smem.index(0).load(row_layout) * score_scale)
+        score_gradient(share, dp, delta_smem.index(0).load(row_layout))
     )
     fence_async_shared()
     mbarrier.arrive(done.index(0), count=1)
@@ -533,7 +533,6 @@ def accumulate(
         if head != h:
             h = head
             head_value = 1.0 / c
-            score_scale = scale * head_value
 
         score = score * score_scale
         modified = score_mod(score, c)
@@ -560,9 +559,7 @@ def accumulate(
         dk = warpgroup_mma_init(dk)
         mbarrier.arrive(done.index(step % 2), count=1)
         ds_mine = ds_smem.index(step % 2).slice(first_key, KEYS, 0)
-        ds_mine.store(
-            score_gradient(share, dp * score_scale, delta_smem.index(slot).load(row_layout) * score_scale)
-        )
+        ds_mine.store(score_gradient(share, dp, delta_smem.index(slot).load(row_layout)))
         fence_async_shared()
         tma.store_wait(0)
         take_turn(step, which)
@@ -599,6 +596,7 @@ def accumulate(
     lost = gl.sum(gl.sum((dk != dk).to(gl.int32) + (dv != dv).to(gl.int32), 1), 0)  # noqa: PLR0124
     if lost > 0:
         gl.store(lost_ptr, 1)
+    dk = dk * scale * head_value
     # Both leave through the buffer of this warpgroup's values.
     v_mine.store(dv.to(OPERAND))
     fence_async_shared()
@@ -725,6 +723,7 @@ def attention_backward_finish(
     dq_sum_ptr,
     dq_ptr,
     lost_ptr,
+    c,
     dq_stride_b,
     dq_stride_h,
     dq_stride_s,
@@ -745,6 +744,8 @@ def attention_backward_finish(
     b = tile // q_tiles // q_heads
     h = tile // q_tiles % q_heads
     q_start = tile % q_tiles * BLOCK_Q
+    # What the mods need once a head.
+    head_value = 1.0 / c
     sums_at = ((b * q_heads + h).to(tl.int64) * padded_len + q_start) * PADDED_DIM + half * (64 * DQ_COLUMNS)
     dq = tl.load(dq_sum_ptr + sums_at + tl.arange(0, 64 * DQ_COLUMNS))
     dq = tl.reshape(dq, (DQ_COLUMNS // 8, 4, 8, 4, 2, 2))
@@ -754,6 +755,7 @@ def attention_backward_finish(
     lost = tl.sum(tl.sum((dq != dq).to(tl.int32), 1), 0)  # noqa: PLR0124
     if lost > 0:
         tl.store(lost_ptr, 1)
+    dq *= scale * head_value
     dq_tile = dq_ptr + b * dq_stride_b + h * dq_stride_h + rows[:, None] * dq_stride_s + dims[None, :]
     tl.store(dq_tile, dq.to(dq_ptr.dtype.element_ty), mask=(rows < q_len)[:, None])
 
