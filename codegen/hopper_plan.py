@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from flexc.codegen.blocks import ranges_of
+from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, element_loads
@@ -117,6 +119,15 @@ def parts(dim: int) -> tuple[int, int]:
     return (first, tail) if first + tail < whole else (whole, 0)
 
 
+def moves_on(spec: AttentionSpec) -> bool:
+    """Whether the keys that a row sees are a band that moves on with the rows, such as a window."""
+    ranges = ranges_of(spec)
+    if ranges is None or len(ranges.ranges) != 1:
+        return False
+    (band,) = ranges.ranges
+    return trend(band.first).rises and trend(band.end).rises
+
+
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
     wide = 64 if widest == 256 or element_loads(spec) or (spec.dropout and widest > 64) else 128
@@ -126,6 +137,9 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
+    if widest == 64 and moves_on(spec) and not spec.dropout:
+        # Few keys a row: narrow tiles waste less at both ends, and a long ring lets warpgroups drift apart.
+        found.append(replace(Tiles(192, 64, 4, 6), **asked))  # type: ignore[arg-type]
     for block_q, block_kv in product((most, 128), (128, 64)):
         if block_kv > wide:
             continue

@@ -91,15 +91,19 @@ def load_tiles(
 
     It also finds out which these are, and tells the others, so that they wait for no memory but shared memory.
     """
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
     step = 0
     taken = 0
     tile = gl.program_id(0)
     tiles = gl.cdiv(q_len, BLOCK_Q) * q_heads * batch
+    next_b, next_h, next_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
     while tile < tiles:
-        b, h, q_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
+        b = next_b
+        h = next_h
+        q_start = next_start
         kv_h = h // group
         fresh = 1
-        following = tile
+        ticket = lane
         kv_first = 0
         kv_end = kv_len
         mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
@@ -114,9 +118,6 @@ def load_tiles(
             slot = step % STAGES
             other = (step // STAGES & 1) ^ 1
             is_last = kv_start == kv_first
-            if is_last:
-                # The next tile goes to whoever asks first: tiles differ in their keys. To ask takes a while.
-                following = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1)
             mbarrier.wait(k_free.index(slot), other)
             mbarrier.expect(k_ready.index(slot), K_BYTES)
             tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(slot), k_smem.index(slot))
@@ -127,12 +128,17 @@ def load_tiles(
                     mbarrier.wait(q_free.index(part), (taken // Q_TILES & 1) ^ 1)
                     mbarrier.expect(q_ready.index(part), Q_BYTES)
                     tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(part), q_smem.index(part))
+                # The next tile goes to whoever asks first: tiles differ in their keys. To ask takes a while; now there
+                # is time. One lane asks, and no other access to memory waits for it.
+                ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
             mbarrier.wait(v_free.index(slot), other)
             mbarrier.expect(v_ready.index(slot), V_BYTES)
             tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(slot), v_smem.index(slot))
             step += 1
+            if is_last:
+                tile = gl.num_programs(0) + gl.sum(gl.where(lane == 0, ticket, 0), 0)
+                next_b, next_h, next_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
 
-        tile = following
         taken += 1
     # There is no other tile: to say so, its batch is -1.
     mbarrier.wait(tile_free.index(taken % TILES), (taken // TILES & 1) ^ 1)
