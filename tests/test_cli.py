@@ -217,6 +217,8 @@ def test_bench(run: Run, mods: Path, tmp_path: Path) -> None:
     assert "| case | D | S | share | flexc |" in markdown.out
     assert "| window | 32 | 128 | 0.479 |" in markdown.out
     assert saved["md"].read_text().strip() == markdown.out.strip()
+    assert f"flexc bench {mods}:window --lengths 128" in markdown.out
+    assert "--save" not in markdown.out
     assert run("bench", f"{mods}:window", *forward, "--save", saved["json"]).code == 0
     assert len(json.loads(saved["json"].read_text())["cells"]) == 1
     assert run("bench", "--cases", "nonsense", *sizes).code == 1

@@ -149,7 +149,14 @@ def _run(
 
 
 def _command() -> str:
-    return shlex.join(["flexc", *sys.argv[1:]])
+    """What was called, without where its output goes."""
+    words, given = ["flexc"], iter(sys.argv[1:])
+    for word in given:
+        if word == "--save":
+            next(given, None)
+        elif word not in ("--json", "--markdown") and not word.startswith("--save="):
+            words.append(word)
+    return shlex.join(words)
 
 
 def _text(cells: Sequence[Cell], settings: dict[str, Any], *, in_markdown: bool) -> str:
