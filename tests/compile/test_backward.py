@@ -81,7 +81,8 @@ def test_wide_heads_and_single_precision_fit(head_dim: int, dtype: torch.dtype, 
     kernel = flexc.compile(
         mask_mod=masks.causal, head_dim=head_dim, dtype=dtype, target=target, backward=True, backend="triton"
     )
-    if head_dim == 512:
-        assert all(r.spills <= MOST_SPILLS for r in kernel.resources.values()), kernel.explain()
+    if (head_dim, dtype) == (512, torch.float32):
+        spills = {entry: r.spills for entry, r in kernel.resources.items() if "backward" in entry}
+        assert max(spills.values()) <= MOST_SPILLS, spills
     limit = {"sm86": 99, "sm90": 227}[target] * 1024
     assert all(r.shared_memory <= limit for r in kernel.resources.values())
