@@ -25,6 +25,7 @@ from flexc.check import (
 )
 from flexc.errors import UnsupportedFeature
 from flexc.execute import in_autocast_dtype, new_seed, readable, run
+from flexc.positions import check_positions
 from flexc.prepared import Place, replay
 from flexc.provenance import without_own_map
 from flexc.resolve import resolve
@@ -186,6 +187,8 @@ def attention(
     if values:
         check_captures(tuple(c.name for c in mods.captures), values, q.device)
         check_reads(mods, values, q)
+        if block_map is None:  # which may hide them
+            check_positions(mods, values, q.shape[2], k.shape[2])
         check_gradients_exist(mods, values)
     call = AttentionCall(
         q=readable(q),

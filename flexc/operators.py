@@ -16,6 +16,7 @@ from flexc.backends import backward, choose, forward
 from flexc.call import AttentionCall, Gradients
 from flexc.execute import is_transformed, is_watched, readable
 from flexc.map_tensors import Map, map_of
+from flexc.positions import check_positions
 from flexc.statement import Statement, Value, join_values, read
 
 Tensors = Sequence[torch.Tensor]
@@ -84,6 +85,8 @@ def call_of(
 def compute(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator on real tensors."""
     call, statement = call_of(*inputs)
+    if call.values and call.block_map is None:
+        check_positions(call.mods, call.values, call.q.shape[2], call.k.shape[2])
     out, lse = forward(call, choose(statement.backend, call.q.device))
     return out.contiguous(), _no_lse(call.q) if lse is None else lse.contiguous()
 

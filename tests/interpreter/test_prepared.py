@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import flexc
 from flexc import gpu, masks, prepared
@@ -212,3 +213,22 @@ def test_a_second_derivative_is_refused() -> None:
         (grad,) = torch.autograd.grad(out.sum(), (q,), create_graph=True)
         with pytest.raises(flexc.errors.NotDifferentiable):
             grad.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_of_prepared_calls(reentrant: bool) -> None:
+    bias = torch.randn(100, requires_grad=True)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+    q, k, v = _qkv(requires_grad=True)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flexc.attention(q, k, v, mask_mod=masks.causal, score_mod=score, backend="triton")
+
+    expected = torch.autograd.grad(attend(q, k, v).pow(2).sum(), (q, k, v, bias))
+    for _ in range(2):
+        out: Any = checkpoint(attend, q, k, v, use_reentrant=reentrant)
+        for x in (q, k, v, bias):
+            x.grad = None
+        out.pow(2).sum().backward()
+        for x, grad in zip((q, k, v, bias), expected, strict=True):
+            torch.testing.assert_close(x.grad, grad)
