@@ -191,8 +191,8 @@ def _view(
         # Of a step's distances, the row's part is new in every step: whatever else it has is not.
         form = form if parts.issuperset(summands(form.row)) else SoftmaxForm(score, None, 1.0)
         parts |= {form.row} if form.row is not None else frozenset()
-    score = form.score
-    roots = [r for r in (score, factor, form.row, allowed) if r is not None]
+    score, factor = form.score, form.scale(factor)
+    roots = [r for r in (score, factor, form.row, form.size, allowed) if r is not None]
     ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
     hoisting = Hoisting(spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots)
@@ -213,7 +213,9 @@ def _view(
     score_steps = lines_in_step(others(score_lines, near), vectors, elements)
     mask_steps = lines_in_step(mask_lines, vectors, elements)
     heads = gluon(hoisting.head)
-    mods = [*hoisting.row, scale, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
+    to_log2 = "LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}"
+    to_log2 += "" if form.size is None else f" * {hoisting.bound[form.size]}"
+    mods = [*hoisting.row, scale, to_log2, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
     head_lines = needed(heads, [*mods, *score_steps, *mask_steps, *keys.own_lines])
     of_tile = [*head_lines, *mods, *score_steps, *mask_steps, *_read_of_tile(spec, keys)]
     of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs else []
@@ -251,7 +253,7 @@ def _view(
         else _as_tile(score, scored.call(score="score * score_scale")),
         score_scale=gluon([scale])[0],
         row_score=None if form.row is None else hoisting.bound[form.row],
-        to_log2="LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}",
+        to_log2=to_log2,
         score_lines_in_step=score_steps,
         mask_lines_in_step=mask_steps,
         staged_lines=staged,

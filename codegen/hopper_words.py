@@ -15,7 +15,7 @@ ALL_NAMES = RESERVED | frozenset({
     "acc_tail_row_layout", "again_end", "again_first", "again_head", "again_start", "alive",
     "alpha", "attend", "attend_again", "back", "batch", "before", "blind", "blind_now", "bounds",
     "column_layout", "counter_ptr", "dim", "dim_v", "done", "done_b", "done_end", "done_first",
-    "done_h", "done_start", "entry", "fence_async_shared", "fetch", "first", "first_row",
+    "done_h", "done_start", "done_rows", "entry", "fence_async_shared", "fetch", "first", "first_row",
     "following", "fresh", "getattr", "gl", "gluon", "head", "heads", "highest", "i", "inside",
     "is_last", "keep", "kv_last", "kv_near", "lane", "lanes", "layout", "left", "left_layout",
     "link", "load_tiles", "lost", "lost_smem", "lowest", "masked", "mbarrier", "mma_v2", "new_max",

@@ -10,17 +10,31 @@ from dataclasses import dataclass
 
 from flexc.ir import build
 from flexc.ir.expr import Expr
-from flexc.ir.ops import Op
+from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
+
+_LEAST = 1e-30
+"""In place of 0, which would make NaN of the scores of masked pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxForm:
-    """The score is `(score + row) * factor`; `row` is None for 0."""
+    """The score is `(score + row) * factor * size`, of an input times `sign`.
+
+    `row` is None for 0, `size` and `sign` are None for 1. `size` is a positive number of the call.
+    """
 
     score: Expr | None
     row: Expr | None
     factor: float
+    size: Expr | None = None
+    sign: Expr | None = None
+
+    def scale(self, factor: Expr | None) -> Expr | None:
+        """What the input is multiplied by if it was `factor` without the sign."""
+        if factor is None or self.sign is None:
+            return factor or self.sign
+        return build.binary(Op.MUL, factor, self.sign)
 
 
 def softmax_form(score: Expr) -> SoftmaxForm:
@@ -37,6 +51,11 @@ def softmax_form(score: Expr) -> SoftmaxForm:
         literal = literals[0]
         factor *= literal.attr  # type: ignore[operator]
         score = score.args[0] if score.args[1] is literal else score.args[1]
+    cap = _cap(score)
+    if cap is not None:
+        size = build.binary(Op.MAX, build.unary(Op.ABS, cap), build.const(_LEAST))
+        sign = build.where(build.compare(Op.LT, cap, build.const(0.0)), build.const(-1.0), build.const(1.0))
+        return SoftmaxForm(build.unary(Op.TANH, build.input_(Input.SCORE)), None, factor, size, sign)
     levels = place(score)
     terms = _terms(score, 1)
     row = [(term, sign) for term, sign in terms if levels[term] is Placement.ROW]
@@ -44,6 +63,16 @@ def softmax_form(score: Expr) -> SoftmaxForm:
     if not row or not rest:
         return SoftmaxForm(score, None, factor)
     return SoftmaxForm(_sum(rest), _sum(row), factor)
+
+
+def _cap(score: Expr) -> Expr | None:
+    """The number c of a soft cap `c * tanh(score)`. The tangent is odd: a sign may go to its argument."""
+    if score.op is not Op.MUL:
+        return None
+    for cap, other in (score.args, score.args[::-1]):
+        if cap.op is Op.SCALAR and other.op is Op.TANH and other.args[0] is build.input_(Input.SCORE):
+            return cap
+    return None
 
 
 def summands(total: Expr) -> list[Expr]:

@@ -210,7 +210,8 @@ def attend(
             mbarrier.arrive(tile_free.index((taken + TILES - 1) % TILES), count=1)
             lse = gl.where(row_sum == 0.0, float("-inf"), row_max * LN2 + gl.log(row_sum))
             lse_row = lse_ptr + (done_b * q_heads + done_h).to(gl.int64) * q_len
-            gl.store(lse_row + done_start + rows, lse, mask=done_start + rows < q_len)
+            done_rows = done_start + gl.arange(0, ROWS, layout=row_layout)
+            gl.store(lse_row + done_rows, lse, mask=done_rows < q_len)
 
             tma.store_wait(0)
             mbarrier.arrive(q_free.index(which), count=1, pred=taken > 0)
