@@ -471,6 +471,7 @@ def accumulate(
         dv = warpgroup_mma(
             gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
         )
+        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
         dq = warpgroup_mma_wait(2, deps=[dq])
         stage(dq, dq_smem.index(which))
         dp, dv = warpgroup_mma_wait(0, deps=[dp, dv])
@@ -479,7 +480,6 @@ def accumulate(
         ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(ds)
         fence_async_shared()
         mbarrier.arrive(done.index(step % 2), count=1)
-        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
         dk = warpgroup_mma(gl.convert_layout(ds, weight_layout), q_smem.index(slot), dk, is_async=True)
         mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)

@@ -568,6 +568,7 @@ def accumulate(
         # In the last step these are scores of an old tile, which nobody reads.
         score = warpgroup_mma(k_mine, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
         dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
+        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
         # The turn passes on when dQ has read its dS, which the other one overwrites next.
         dq = warpgroup_mma_wait(2, deps=[dq])
         give_turn(step, 1 - which)
@@ -576,7 +577,6 @@ def accumulate(
         score = warpgroup_mma_wait(1, deps=[score])
         fence_async_shared()
         gl.thread_barrier()
-        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
     take_turn(never, which)
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
