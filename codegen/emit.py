@@ -183,7 +183,12 @@ class _Writer:
         total = terms[0]
         for term in terms[1:]:
             if len(total) + len(term) > _TOGETHER:
-                total = self._assigned(self._fresh(stem), total)
+                alone = (
+                    total.removeprefix("(").removesuffix(")")
+                    if symbol == "&" and total is terms[0]
+                    else total
+                )
+                total = self._assigned(self._fresh(stem), alone)
             total = f"{total} {symbol} {term}"
         return total
 

@@ -244,7 +244,7 @@ def _view(
         score_column_lines=others(gluon(score_lines), near),
         mask_column_lines=gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
-        reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.return_lse or spec.dropout,
+        reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.dropout,
         mods_read_columns=_reads_columns([*score_steps, *mask_steps], elements),
         columns_again=_reads_columns([*others(score_lines, near), *mask_lines], elements),
         mask_call=None if mask is None else mask.call(),

@@ -199,7 +199,8 @@ def attention_backward_fused(
             delta = tl.load(delta_ptr + row_at + rows)
             dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
             grad = p * (dp - delta[None, :])
-            if (q_start < full_first) | hangs_over:  # dp of what no row sees may be NaN
+            # Of what no row sees, dp may be NaN.
+            if (q_start < full_first) | hangs_over:
                 grad = tl.where(p == 0.0, 0.0, grad)
             dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
             dq = tl.dot(tl.trans(grad.to(q.dtype)), finite_k, input_precision=PRECISION)

@@ -90,7 +90,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
     """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
     table_at = table_ptr + h * table_stride_0
-    table_inside = (h < table_size_0)
+    table_inside = h < table_size_0
     table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
     table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
     return score + tl.load(table_at_2, mask=table_inside_2, other=0)
@@ -252,7 +252,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
     """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
     table_at = table_ptr + h * table_stride_0
-    table_inside = (h < table_size_0)
+    table_inside = h < table_size_0
     table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
     table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
     return score + tl.load(table_at_2, mask=table_inside_2, other=0)

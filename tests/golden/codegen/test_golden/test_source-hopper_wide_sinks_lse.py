@@ -176,7 +176,6 @@ def attend(
     column_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     acc_row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
     first_row: gl.constexpr = which * ROWS
-    rows = first_row + gl.arange(0, ROWS, layout=row_layout)
     columns = gl.arange(0, BLOCK_KV, layout=column_layout)
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout=score_layout)
     p = gl.convert_layout(zero.to(OPERAND), p_layout)
