@@ -43,8 +43,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["FLEXC_CACHE_DIR"], ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests under tests/gpu, and skips them where there is no GPU."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what only `--whole-corpus` runs; marks the tests of GPUs, and skips them without one."""
+    if not config.getoption("--whole-corpus"):
+        left_out = [item for item in items if item.get_closest_marker("whole") is not None]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     items_on_gpu = [item for item in items if (TESTS / "gpu") in item.path.parents]
     if not items_on_gpu:
         return

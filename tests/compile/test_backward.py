@@ -72,10 +72,18 @@ def test_single_precision_is_no_empty_kernel_where_split_operands_are() -> None:
     assert all("st.global" in ptx for ptx in kernel.ptx.values())
 
 
-@pytest.mark.parametrize("target", ["sm86", "sm90"])
 @pytest.mark.parametrize(
-    ("head_dim", "dtype"),
-    [(256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (512, torch.float32)],
+    ("head_dim", "dtype", "target"),
+    [
+        (256, torch.bfloat16, "sm86"),
+        (128, torch.float32, "sm90"),
+        (512, torch.bfloat16, "sm90"),
+        (512, torch.float32, "sm86"),
+        pytest.param(256, torch.bfloat16, "sm90", marks=pytest.mark.whole),
+        pytest.param(128, torch.float32, "sm86", marks=pytest.mark.whole),
+        pytest.param(512, torch.bfloat16, "sm86", marks=pytest.mark.whole),
+        pytest.param(512, torch.float32, "sm90", marks=pytest.mark.whole),
+    ],
 )
 def test_wide_heads_and_single_precision_fit(head_dim: int, dtype: torch.dtype, target: str) -> None:
     kernel = flexc.compile(

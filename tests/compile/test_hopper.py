@@ -15,7 +15,7 @@ from flexc.codegen.design import Design
 from flexc.kernel import Kernel
 from tests.codegen.generate import spec_for
 from tests.compile.machine_code import Promise, check
-from tests.mods import corpus
+from tests.mods import Entry, corpus
 
 CORPUS = (
     "natten2d",
@@ -66,6 +66,20 @@ def _check(kernel: Kernel, spills: int = SPILLS) -> None:
 @pytest.mark.parametrize("name", list(MODS))
 def test_machine_code(name: str, head_dim: int) -> None:
     _check(_compile(name, head_dim))
+
+
+# Every mod of the corpus, at one head dimension. Those that load a pair keep some of its addresses in memory.
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("entry", "head_dim"),
+    [pytest.param(entry, (64, 128)[n % 2], id=name) for n, (name, entry) in enumerate(corpus().items())],
+)
+def test_machine_code_of_the_corpus(entry: Entry, head_dim: int) -> None:
+    case = entry.make()
+    kernel = flexc.compile(
+        mask_mod=case.mask, score_mod=case.score, head_dim=head_dim, return_lse=True, backend="hopper"
+    )
+    _check(kernel, spills=128 if entry.name == "gym_graphormer_edges" else 4)
 
 
 @pytest.mark.parametrize(
