@@ -62,8 +62,15 @@ def _check(kernel: Kernel, spills: int = SPILLS) -> None:
     check(sass, kernel.resources[entry], Promise(consumers, registers, spills=spills))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("name", list(MODS))
+FORMS = [
+    pytest.param(name, head_dim, marks=[pytest.mark.whole] if name in CORPUS and n % 2 == d else [])
+    for n, name in enumerate(MODS)
+    for d, head_dim in enumerate((64, 128))
+]
+"""The mods at both head dimensions, those of the corpus at one of them in turn."""
+
+
+@pytest.mark.parametrize(("name", "head_dim"), FORMS)
 def test_machine_code(name: str, head_dim: int) -> None:
     _check(_compile(name, head_dim))
 

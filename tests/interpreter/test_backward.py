@@ -71,8 +71,8 @@ def test_head_dims_are_padded(dim: int) -> None:
 
 @pytest.mark.parametrize(("dim", "dim_v"), [(300, 300), (16, 512), (260, 64)])
 def test_wide_heads_of_single_precision_are_shared_out(dim: int, dim_v: int) -> None:
-    bias, options = scores.relative_bias(torch.randn(4, 91)), {**OPTIONS, "block_q": 16, "block_kv": 16}
-    qkv = _qkv(37, 45, dim=dim, dim_v=dim_v)
+    bias, options = scores.relative_bias(torch.randn(2, 91)), {**OPTIONS, "block_q": 16, "block_kv": 16}
+    qkv = _qkv(37, 45, heads=2, kv_heads=1, dim=dim, dim_v=dim_v)
     _check(*qkv, mask_mod=masks.causal, score_mod=bias, options=options)
     _check(*qkv, deterministic=True, with_lse=True, options=options)
 
@@ -142,7 +142,7 @@ def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, di
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 5 != 3)
 
-    q, k, v = _qkv(40, 48, dim=dim)
+    q, k, v = _qkv(40, 48, heads=2, kv_heads=1, dim=dim)
     given = problem(q, k, v, mask_mod=even, options={**OPTIONS, "block_q": 16, "block_kv": 16})
     clean = _backward(given, ("q", "k", "v"))
     k[:, :, 1::2] = poison
