@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from flexc.codegen.blocks import ranges_of
+from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
 from flexc.codegen.target import Target
@@ -48,6 +49,7 @@ class HopperPlan(KernelPlan):
 
 
 _TRITON = 'pass backend="triton"'
+_FEW = f'a call of fewer than {FEW} query rows takes other kernels, but with backend="hopper"'
 _REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
 """By consumers; with the producer's they add up to what the block has: 65,536."""
 
@@ -210,7 +212,7 @@ def _plan(
         q_tiles=q_tiles,
         shared=needed,
         reasons=(
-            ("design", "made for this target: one warp loads by TMA, the others compute with wgmma"),
+            ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),
             ("consumers", f"warpgroups of {ROWS} query rows each; one more warp loads for them"),
             ("registers", "a thread's in a consumer and in the producer"),
             (

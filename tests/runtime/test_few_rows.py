@@ -14,6 +14,7 @@ from flexc.build import kernel_for
 from flexc.call import PLAIN, AttentionCall
 from flexc.callspec import spec_of
 from flexc.codegen.design import Design
+from flexc.codegen.few_rows import for_few_rows
 from flexc.ir.spec import AttentionSpec
 from flexc.resolve import resolve
 from tests.codegen.generate import spec_for
@@ -53,6 +54,13 @@ def test_tiles_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, pa
     for backend in ("auto", "triton"):
         spec = _spec(q_len, heads, kv_heads, backend)
         assert (spec.few_rows, spec.packed_heads) == (rows, packed)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 16, 64, 100])
+def test_few_rows_take_at_most_two_kernels(group: int) -> None:
+    for dims in (64, 256):
+        spec = spec_for(head_dim=dims)
+        assert len({for_few_rows(spec, q_len, group, 1, {}) for q_len in range(1, 64)}) <= 2
 
 
 def test_heads_that_see_different_keys_have_tiles_of_their_own() -> None:
