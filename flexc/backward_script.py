@@ -110,7 +110,9 @@ class Script:
 
     def then(self, function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
         """What `function` returns, of tensors that are given, made, or another function's."""
-        takes = tuple(self._refs[id(x)].number for x in tensors)
+        refs = [self._refs[id(x)] for x in tensors]
+        assert not any(ref.is_scratch for ref in refs), "scratch is for kernels"
+        takes = tuple(ref.number for ref in refs)
         found = function(*tensors)
         self._steps.append(_Function(function, takes, self._add(found)))
         return found

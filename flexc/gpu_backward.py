@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -110,6 +111,8 @@ class _Backward:
         script = self.script = Script((q, call.k, call.v, out, lse, grad_out, grad_lse, sinks))
         padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
         rows = (*q.shape[:2], padded)
+        self._sinks_last = sinks is not None and "sinks" in wanted and bool(self.slots)
+        kept = self._made if self._sinks_last else self._scratch
         self.tensors: dict[Source, torch.Tensor] = {
             Source.Q: q,
             Source.K: call.k,
@@ -117,8 +120,8 @@ class _Backward:
             Source.OUT: out,
             Source.LSE: lse,
             Source.GRAD_OUT: grad_out,
-            Source.DELTA: script.scratch(rows, torch.float32, q.device),
-            Source.SHIFT: script.scratch(rows, torch.float32, q.device),
+            Source.DELTA: kept(rows),
+            Source.SHIFT: kept(rows),
             Source.GRAD_Q: script.make(_like(0)),
             Source.GRAD_K: script.make(_like(1)),
             Source.GRAD_V: script.make(_like(2)),
@@ -170,7 +173,7 @@ class _Backward:
             _STAGES[entry](self, entry, self.runner.kernel(self.spec, entry, self.call))
         sinks, given = None, self.call.sinks
         if given is not None and "sinks" in wanted:
-            sinks = self.script.then(_total_of(given.dtype), self.tensors[Source.GRAD_SINKS_PARTS])
+            sinks = self._of_sinks(given)
         return Gradients(
             q=self.tensors[Source.GRAD_Q] if "q" in wanted else None,
             k=self.tensors[Source.GRAD_K] if "k" in wanted else None,
@@ -180,6 +183,13 @@ class _Backward:
                 self._capture(slot) if slot in self.slots else None for slot in range(len(self.values))
             ),
         )
+
+    def _of_sinks(self, given: torch.Tensor) -> torch.Tensor:
+        """The gradient of the sinks, from the last delta there is: one that a kernel found anew is exact."""
+        if self._sinks_last:
+            read = (self.tensors[source] for source in (Source.DELTA, Source.SHIFT, Source.SINKS))
+            return self.script.then(_sinks_gradient(given.dtype), *read)
+        return self.script.then(_total_of(given.dtype), self.tensors[Source.GRAD_SINKS_PARTS])
 
     def _takes_hopper(self, backend: str) -> bool:
         if self.call.q.device.type != "cuda":
@@ -276,6 +286,10 @@ class _Backward:
         device = self.call.q.device
         return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
 
+    def _scratch(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """What only kernels use."""
+        return self.script.scratch(shape, torch.float32, self.call.q.device)
+
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """What only kernels add up in."""
         return self.script.scratch(shape, dtype, self.call.q.device, zeroed=True)
@@ -347,10 +361,19 @@ def _total_of(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda parts: parts.sum((0, 2)).to(dtype)
 
 
+def _sinks_gradient(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    def sinks_gradient(delta: torch.Tensor, shift: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        weight = torch.exp2(sinks[None, :, None] * _LOG2E - shift)
+        return -(weight * delta).sum((0, 2)).to(dtype)
+
+    return sinks_gradient
+
+
 def _sum_parts(whole: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
     return whole.copy_(parts.sum(2))
 
 
+_LOG2E = 1 / math.log(2)
 _STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V})
 
 

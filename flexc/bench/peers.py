@@ -63,10 +63,11 @@ def _torch_flex(case: Case, problem: Problem) -> Run:
     """At its best: compiled anew for every shape, with a block mask made outside the timing."""
     if problem.device.type != "cuda":
         raise NotOffered("compiled for GPUs only in this benchmark")
+    from torch._functorch import config
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     # A backward that is timed alone runs again and again over what its forward saved.
-    torch._functorch.config.donated_buffer = False
+    config.donated_buffer = False
     torch.compiler.reset()  # else the ninth variant of a process runs uncompiled, dense
     block_mask = None
     if case.mask is not None:

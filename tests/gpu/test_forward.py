@@ -94,7 +94,8 @@ def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float) -> None:
     clean = flexc.attention(q, k, v, mask_mod=even)
     k[:, :, 1::2] = poison
     v[:, :, 1::2] = poison
-    assert torch.equal(clean, flexc.attention(q, k, v, mask_mod=even))
+    # Rows that are computed again are summed in another order.
+    torch.testing.assert_close(flexc.attention(q, k, v, mask_mod=even), clean)
 
 
 def test_strides_are_read_in_place() -> None:

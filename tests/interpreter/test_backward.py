@@ -12,7 +12,7 @@ from flexc import masks, reference, scores
 from flexc.call import Gradients
 from flexc.gpu import run
 from flexc.gpu_backward import backward
-from tests.gradients import Problem, check_gradients, differentiable_slots, problem
+from tests.gradients import Problem, check_gradients, differentiable_slots, gradients, problem
 from tests.mods import Entry, corpus
 
 ENTRIES = [pytest.param(entry, n % 2 == 0, id=name) for n, (name, entry) in enumerate(corpus().items())]
@@ -285,3 +285,15 @@ def test_dropout_of_everything_and_of_pairs_that_a_bias_is_added_to() -> None:
     _check(*_qkv(20, 40), dropout_p=1.0, dropout_seed=1)
     bias = scores.relative_bias(torch.randn(4, 45))
     _check(*_qkv(20, 40), score_mod=bias, dropout_p=0.5, dropout_seed=7, with_lse=True)
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_the_gradient_of_sinks_is_exact_where_delta_is(with_lse: bool) -> None:
+    bias, sinks = scores.relative_bias(torch.randn(4, 199)), torch.randn(4)
+    qkv = [x.half() for x in _qkv(100, 100)]
+    given = problem(
+        *qkv, mask_mod=masks.causal, score_mod=bias, sinks=sinks, with_lse=with_lse, options=OPTIONS
+    )
+    found = _backward(given, ("sinks", *differentiable_slots(given.call))).sinks
+    # From the output, which is rounded to 16 bits, the error is many times this.
+    torch.testing.assert_close(found, gradients(given, torch.float64)["sinks"].float(), rtol=1e-5, atol=1e-4)
