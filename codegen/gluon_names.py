@@ -25,6 +25,9 @@ ADDING: tuple[str, ...] = (
     "",
     "",
     'tma_add = getattr(tma, "async_atomic_add", None) or add_by_tma',
+    'thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier',
 )
-"""A further one, for kernels that add to memory by TMA."""
-NAMES = frozenset(line.split(" = ")[0] for line in RENAMED) | {"tma_add", "add_by_tma", "builtin"}
+"""Further ones, for kernels that add to memory by TMA."""
+NAMES = frozenset(line.split(" = ")[0] for line in RENAMED) | {
+    "tma_add", "add_by_tma", "builtin", "thread_barrier",
+}  # fmt: skip

@@ -93,6 +93,7 @@ def add_by_tma(descriptor, place, tile, _semantic=None):
     _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
 
 tma_add = getattr(tma, "async_atomic_add", None) or add_by_tma
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 BLOCK_KV = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of each of its two warpgroups
 BLOCK_Q = gl.constexpr(128)  # queries of a step
@@ -455,7 +456,7 @@ def accumulate(
         mbarrier.wait(done.index((step - 1) % 2), (step - 1) // 2 & 1)
         dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem, dq_zero, which)
         tma.store_wait(0)
-        gl.thread_barrier()
+        thread_barrier()
         shift = shift_smem.index(slot).load(row_layout)
         if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
@@ -491,23 +492,23 @@ def accumulate(
     dq, score, dv = warpgroup_mma_wait(0, deps=[dq, score, dv])
 
     tma.store_wait(0)
-    gl.thread_barrier()
+    thread_barrier()
     stage(dq, dq_smem.index(which))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
     tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
     dk = dk * scale
     # Both leave through the buffer of this warpgroup's values.
     v_mine.store(dv.to(OPERAND))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
     tma.store_wait(0)
-    gl.thread_barrier()
+    thread_barrier()
     v_mine.store(dk.to(OPERAND))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
     tma.store_wait(0)
 

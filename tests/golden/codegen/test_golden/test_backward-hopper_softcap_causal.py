@@ -106,6 +106,7 @@ def add_by_tma(descriptor, place, tile, _semantic=None):
     _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, tile.handle)
 
 tma_add = getattr(tma, "async_atomic_add", None) or add_by_tma
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 BLOCK_KV = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of each of its two warpgroups
 BLOCK_Q = gl.constexpr(64)  # queries of a step
@@ -576,7 +577,7 @@ def accumulate(
         shift = shift_smem.index(after).load(row_layout)
         score = warpgroup_mma_wait(1, deps=[score])
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
     take_turn(never, which)
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
@@ -585,10 +586,10 @@ def accumulate(
     dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
 
     tma.store_wait(0)
-    gl.thread_barrier()
+    thread_barrier()
     stage(dq, dq_smem.index(which))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
     tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
     # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
@@ -600,13 +601,13 @@ def accumulate(
     # Both leave through the buffer of this warpgroup's values.
     v_mine.store(dv.to(OPERAND))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
     tma.store_wait(0)
-    gl.thread_barrier()
+    thread_barrier()
     v_mine.store(dk.to(OPERAND))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
     tma.store_wait(0)
 
