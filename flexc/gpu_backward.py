@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from flexc.codegen.target import Target
 from flexc.ir.spec import Blocks
 from flexc.pack import dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
+from flexc.sinks_gradient import from_delta, from_parts
 
 
 class Runner(Protocol):
@@ -188,8 +188,8 @@ class _Backward:
         """The gradient of the sinks, from the last delta there is: one that a kernel found anew is exact."""
         if self._sinks_last:
             read = (self.tensors[source] for source in (Source.DELTA, Source.SHIFT, Source.SINKS))
-            return self.script.then(_sinks_gradient(given.dtype), *read)
-        return self.script.then(_total_of(given.dtype), self.tensors[Source.GRAD_SINKS_PARTS])
+            return self.script.then(from_delta(given.dtype), *read)
+        return self.script.then(from_parts(given.dtype), self.tensors[Source.GRAD_SINKS_PARTS])
 
     def _takes_hopper(self, backend: str) -> bool:
         if self.call.q.device.type != "cuda":
@@ -357,23 +357,10 @@ def _like(number: int) -> Callable[[Tensors], torch.Tensor]:
     return make
 
 
-def _total_of(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda parts: parts.sum((0, 2)).to(dtype)
-
-
-def _sinks_gradient(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    def sinks_gradient(delta: torch.Tensor, shift: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-        weight = torch.exp2(sinks[None, :, None] * _LOG2E - shift)
-        return -(weight * delta).sum((0, 2)).to(dtype)
-
-    return sinks_gradient
-
-
 def _sum_parts(whole: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
     return whole.copy_(parts.sum(2))
 
 
-_LOG2E = 1 / math.log(2)
 _STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V})
 
 
