@@ -197,6 +197,51 @@ def _reads(roots: Sequence[Expr]) -> tuple[set[int], set[tuple[int, int]], set[i
     return loads, sizes, scalars
 
 
+MAP_ARGUMENTS = (
+    Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
+    Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
+    Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
+    Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
+    Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
+    Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
+)
+"""Of a kernel that walks a block map, by rows of queries or of keys."""
+SHAPE_ARGUMENTS = (
+    Argument("q_heads", "i32", Source.Q_HEADS),
+    Argument("group", "i32", Source.GROUP),
+    Argument("q_len", "i32", Source.Q_LEN),
+    Argument("kv_len", "i32", Source.KV_LEN),
+    Argument("scale", "fp32", Source.SCALE),
+)
+_STRIDES = {
+    "q": Source.Q_STRIDE,
+    "k": Source.K_STRIDE,
+    "v": Source.V_STRIDE,
+    "out": Source.OUT_STRIDE,
+    "dout": Source.GRAD_OUT_STRIDE,
+    "dq": Source.GRAD_Q_STRIDE,
+    "dk": Source.GRAD_K_STRIDE,
+    "dv": Source.GRAD_V_STRIDE,
+}
+
+
+def stride_arguments(tensors: Sequence[str], *, divisible: bool) -> list[Argument]:
+    """Those of batch, head and row of each tensor; that of the last dimension is 1."""
+    return [
+        Argument(f"{tensor}_stride_{axis}", "i64", _STRIDES[tensor], dimension=d, divisible=divisible)
+        for tensor in tensors
+        for d, axis in enumerate(("b", "h", "s"))
+    ]
+
+
+def descriptor_type(element: str, block: Sequence[int]) -> str:
+    """Triton's name of a TMA descriptor's type. Rows of blocks are swizzled, by up to 128 bytes."""
+    bits = 32 if element == "fp32" else 16
+    swizzle = min(128, block[-1] * bits // 8) if len(block) > 1 else 0
+    layout = f"swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank={min(2, len(block))}"
+    return f"tensordesc<{element}{list(block)},NVMMASharedLayout({layout})>"
+
+
 def forward_arguments(
     spec: AttentionSpec, names: tuple[str, ...], extra: Sequence[Expr] = ()
 ) -> tuple[Argument, ...]:
@@ -212,34 +257,12 @@ def forward_arguments(
         tensors.append(Argument("lse_ptr", "*fp32", Source.LSE))
     if spec.has_sinks:
         tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
-    block_map = [
-        Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
-        Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
-        Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
-        Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
-        Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
-        Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
-    ]
-    strides = [
-        Argument(f"{tensor}_stride_{axis}", "i64", source, dimension=d, divisible=whole)
-        for tensor, source in (
-            ("q", Source.Q_STRIDE), ("k", Source.K_STRIDE), ("v", Source.V_STRIDE), ("out", Source.OUT_STRIDE)
-        )
-        for d, axis in enumerate(("b", "h", "s"))
-    ]  # fmt: skip
-    shape = [
-        Argument("q_heads", "i32", Source.Q_HEADS),
-        Argument("group", "i32", Source.GROUP),
-        Argument("q_len", "i32", Source.Q_LEN),
-        Argument("kv_len", "i32", Source.KV_LEN),
-        Argument("scale", "fp32", Source.SCALE),
-    ]
     return (
         *tensors,
         *capture_arguments(spec, names, [r for r in (spec.score, spec.mask, *extra) if r is not None]),
-        *(block_map if spec.blocks is Blocks.MAP else []),
-        *strides,
-        *shape,
+        *(MAP_ARGUMENTS if spec.blocks is Blocks.MAP else ()),
+        *stride_arguments(("q", "k", "v", "out"), divisible=whole),
+        *SHAPE_ARGUMENTS,
         *dropout_arguments(spec),
     )
 

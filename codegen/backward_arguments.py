@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from flexc.codegen.arguments import Argument, Source, capture_arguments, dropout_arguments
+from flexc.codegen.arguments import (
+    MAP_ARGUMENTS,
+    SHAPE_ARGUMENTS,
+    Argument,
+    Source,
+    capture_arguments,
+    dropout_arguments,
+    stride_arguments,
+)
 from flexc.codegen.backward_form import adds_exactly, backward_form
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
 from flexc.ir.expr import Expr
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
-
-_STRIDES = {
-    "q": Source.Q_STRIDE,
-    "k": Source.K_STRIDE,
-    "v": Source.V_STRIDE,
-    "out": Source.OUT_STRIDE,
-    "dout": Source.GRAD_OUT_STRIDE,
-    "dq": Source.GRAD_Q_STRIDE,
-    "dk": Source.GRAD_K_STRIDE,
-    "dv": Source.GRAD_V_STRIDE,
-}
 
 
 def backward_arguments(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[Argument, ...]:
@@ -49,7 +46,7 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
         tensors.append(Argument("dsinks_parts_ptr", "*fp32", Source.GRAD_SINKS_PARTS))
     return (
         *tensors,
-        *_strides(spec, ("out", "dout")),
+        *stride_arguments(("out", "dout"), divisible=spec.aligned),
         Argument("q_heads", "i32", Source.Q_HEADS),
         Argument("q_len", "i32", Source.Q_LEN),
     )
@@ -80,8 +77,8 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
         *capture_arguments(spec, names, _roots(backward, entry)),
         *_capture_gradients(backward, names),
         *_block_map(backward, entry),
-        *_strides(spec, ("q", "k", "v", "dout", "dk", "dv")),
-        *_shape(),
+        *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=spec.aligned),
+        *SHAPE_ARGUMENTS,
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
         *dropout_arguments(spec),
     )
@@ -95,8 +92,8 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *([_DLSE] if backward.finds_delta and backward.has_grad_lse else []),
         *capture_arguments(spec, names, _roots(backward, Entry.Q)),
         *_block_map(backward, Entry.Q),
-        *_strides(spec, ("q", "k", "v", "dout", "dq")),
-        *_shape(),
+        *stride_arguments(("q", "k", "v", "dout", "dq"), divisible=spec.aligned),
+        *SHAPE_ARGUMENTS,
         *dropout_arguments(spec),
     )
 
@@ -109,8 +106,8 @@ def _q_sums(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, .
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
         _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
         *capture_arguments(spec, names, [] if factor is None else [factor]),
-        *_strides(spec, ("dq",)),
-        *_shape(),
+        *stride_arguments(("dq",), divisible=spec.aligned),
+        *SHAPE_ARGUMENTS,
     )
 
 
@@ -122,36 +119,9 @@ def _tensor(spec: AttentionSpec, name: str, storage: Storage, source: Source) ->
     return Argument(name, f"*{storage.value}", source, divisible=spec.aligned)
 
 
-def _strides(spec: AttentionSpec, tensors: tuple[str, ...]) -> list[Argument]:
-    return [
-        Argument(f"{tensor}_stride_{axis}", "i64", _STRIDES[tensor], dimension=d, divisible=spec.aligned)
-        for tensor in tensors
-        for d, axis in enumerate(("b", "h", "s"))
-    ]
-
-
-def _shape() -> list[Argument]:
-    return [
-        Argument("q_heads", "i32", Source.Q_HEADS),
-        Argument("group", "i32", Source.GROUP),
-        Argument("q_len", "i32", Source.Q_LEN),
-        Argument("kv_len", "i32", Source.KV_LEN),
-        Argument("scale", "fp32", Source.SCALE),
-    ]
-
-
-def _block_map(backward: BackwardSpec, entry: Entry) -> list[Argument]:
+def _block_map(backward: BackwardSpec, entry: Entry) -> tuple[Argument, ...]:
     """Of the map that the kernel walks: by rows of queries, or of keys."""
-    if backward.blocks(entry) is not Blocks.MAP:
-        return []
-    return [
-        Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
-        Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
-        Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
-        Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
-        Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
-        Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
-    ]
+    return MAP_ARGUMENTS if backward.blocks(entry) is Blocks.MAP else ()
 
 
 def _capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[Argument]:

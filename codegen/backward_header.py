@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flexc._version import __version__
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
-from flexc.codegen.module import Constant, source_lines
+from flexc.codegen.module import source_lines
 from flexc.codegen.plan import KernelPlan
+from flexc.codegen.preamble import Constant
 from flexc.ir.graph import ModSource
 
 PADDED_TO = Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to")

@@ -11,9 +11,10 @@ from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
 from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.hoisting import Element, Function, Hoisting, as_tile
-from flexc.codegen.module import Constant, GeneratedKernel
+from flexc.codegen.hoisting import Element, Hoisting, as_tile
+from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import KernelPlan
+from flexc.codegen.preamble import Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import ScatterForm, Sum
 from flexc.ir.expr import inputs_of
@@ -45,14 +46,9 @@ class _Scatter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
+class _Backward(Preamble):
     """Everything that the templates of the two large kernels read."""
 
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     entry: str
     sliced: bool
     """Whether a program writes gradients of some head dimensions only, and reads operands piece by piece."""

@@ -8,20 +8,15 @@ from flexc.codegen.arguments import Argument
 from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
 from flexc.codegen.backward_spec import BackwardSpec, Entry
-from flexc.codegen.hoisting import Function, Hoisting
-from flexc.codegen.module import Constant
+from flexc.codegen.hoisting import Hoisting
 from flexc.codegen.plan import KernelPlan
+from flexc.codegen.preamble import Constant, Preamble
 
 
 @dataclass(frozen=True, slots=True)
-class RowsView:
+class RowsView(Preamble):
     """Everything that the template of the rows' kernel reads."""
 
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     arguments: tuple[str, ...]
     out_mask: str
     has_grad_lse: bool
@@ -29,14 +24,9 @@ class RowsView:
 
 
 @dataclass(frozen=True, slots=True)
-class SumsView:
+class SumsView(Preamble):
     """Everything that the template of the kernel reads that finishes dQ."""
 
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     scale: str | None

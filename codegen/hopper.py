@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flexc.codegen.arguments import Argument, Source, capture_names, forward_arguments
+from flexc.codegen.arguments import Argument, Source, capture_names, descriptor_type, forward_arguments
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots, tile_bounds
 from flexc.codegen.gluon_names import RENAMED
@@ -14,8 +14,9 @@ from flexc.codegen.hoisting import Element, Function, Hoisting, mask_form, score
 from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others
-from flexc.codegen.module import Constant, GeneratedKernel, header
+from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.nearness import near_form
+from flexc.codegen.preamble import Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
 from flexc.ir.expr import Expr, topological
@@ -49,15 +50,10 @@ _ELEMENT = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Forward:
+class _Forward(Preamble):
     """Everything that the template reads. Strings are pieces of Python, booleans are features."""
 
-    header: str
     renamed: tuple[str, ...]
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     argument_lines: tuple[str, ...]
     argument_lines_again: tuple[str, ...]
     whereabouts: tuple[tuple[str, str], ...]
@@ -158,10 +154,8 @@ def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ..
     for name, source, rows, (dim, whole, tail) in tensors:
         for part, columns in ((f"{name}_desc", whole - tail), (f"{name}_tail_desc", tail)):
             if columns:
-                block = f"{spec.q_storage.value}[1, 1, {rows}, {columns}]"
-                descriptors.append(
-                    Argument(part, f"tensordesc<{block},{_layout(columns)}>", source, dimension=dim)
-                )
+                kind = descriptor_type(spec.q_storage.value, (1, 1, rows, columns))
+                descriptors.append(Argument(part, kind, source, dimension=dim))
     ranges = ranges_of(spec)
     return (
         *forward_arguments(spec, names, [] if ranges is None else range_roots(ranges)),
@@ -169,11 +163,6 @@ def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ..
         Argument("counter_ptr", "*i32", Source.COUNTER),
         *descriptors,
     )
-
-
-def _layout(columns: int) -> str:
-    """Of a block in shared memory: rows are swizzled in up to 128 bytes."""
-    return f"NVMMASharedLayout(swizzle_byte_width={min(128, 2 * columns)}, element_bitwidth=16, rank=2)"
 
 
 def _view(

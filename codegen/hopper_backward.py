@@ -18,7 +18,8 @@ from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.hopper_words import needed
-from flexc.codegen.module import Constant, GeneratedKernel
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.preamble import Constant, Preamble
 from flexc.codegen.render import render
 from flexc.ir.build import const
 from flexc.ir.expr import Expr, inputs_of
@@ -72,15 +73,10 @@ ALL_NAMES = RESERVED | frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class _Main:
+class _Main(Preamble):
     """Everything that the template of the large kernel reads. Strings are pieces of Python."""
 
-    header: str
     renamed: tuple[str, ...]
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     argument_lines: tuple[str, ...]
     head_lines: tuple[str, ...]
     column_lines: tuple[str, ...]

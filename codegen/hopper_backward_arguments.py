@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from flexc.codegen.arguments import Argument, Source, capture_arguments
+from flexc.codegen.arguments import (
+    MAP_ARGUMENTS,
+    SHAPE_ARGUMENTS,
+    Argument,
+    Source,
+    capture_arguments,
+    descriptor_type,
+    stride_arguments,
+)
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, range_roots
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.ir.expr import Expr
 from flexc.ir.spec import AttentionSpec, Blocks
-
-_STRIDES = {
-    "q": Source.Q_STRIDE,
-    "k": Source.K_STRIDE,
-    "v": Source.V_STRIDE,
-    "dout": Source.GRAD_OUT_STRIDE,
-    "dq": Source.GRAD_Q_STRIDE,
-    "dk": Source.GRAD_K_STRIDE,
-    "dv": Source.GRAD_V_STRIDE,
-}
 
 
 def main_arguments(
@@ -41,13 +39,9 @@ def main_arguments(
         *(Argument(f"{name}_ptr", "*fp32", source, divisible=True) for name, source in sums),
         *_lost(plan),
         *capture_arguments(spec, names, roots),
-        *_block_map(backward),
-        *_strides(("q", "k", "v", "dout", "dk", "dv")),
-        Argument("q_heads", "i32", Source.Q_HEADS),
-        Argument("group", "i32", Source.GROUP),
-        Argument("q_len", "i32", Source.Q_LEN),
-        Argument("kv_len", "i32", Source.KV_LEN),
-        Argument("scale", "fp32", Source.SCALE),
+        *(MAP_ARGUMENTS if backward.blocks(Entry.HOPPER) is Blocks.MAP else ()),
+        *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=True),
+        *SHAPE_ARGUMENTS,
         Argument("batch", "i32", Source.BATCH),
         Argument("never", "i32", Source.NEVER),
         *_descriptors(spec, plan),
@@ -64,7 +58,7 @@ def finish_arguments(
         Argument("dq_ptr", f"*{spec.q_storage.value}", Source.GRAD_Q, divisible=True),
         *_lost(plan),
         *capture_arguments(spec, names, [] if factor is None else [factor]),
-        *_strides(("dq",)),
+        *stride_arguments(("dq",), divisible=True),
         Argument("q_heads", "i32", Source.Q_HEADS),
         Argument("q_len", "i32", Source.Q_LEN),
         Argument("kv_len", "i32", Source.KV_LEN),
@@ -74,28 +68,6 @@ def finish_arguments(
 
 def _lost(plan: HopperBackwardPlan) -> list[Argument]:
     return [Argument("lost_ptr", "*i32", Source.LOST)] if plan.rescue_nan else []
-
-
-def _strides(tensors: tuple[str, ...]) -> list[Argument]:
-    return [
-        Argument(f"{tensor}_stride_{axis}", "i64", _STRIDES[tensor], dimension=d, divisible=True)
-        for tensor in tensors
-        for d, axis in enumerate(("b", "h", "s"))
-    ]
-
-
-def _block_map(backward: BackwardSpec) -> list[Argument]:
-    """Of the map by rows of keys."""
-    if backward.blocks(Entry.HOPPER) is not Blocks.MAP:
-        return []
-    return [
-        Argument("map_offsets_ptr", "*i32", Source.MAP_OFFSETS),
-        Argument("map_stretches_ptr", "*i32", Source.MAP_STRETCHES),
-        Argument("map_stride_b", "i32", Source.MAP_STRIDE_B),
-        Argument("map_stride_h", "i32", Source.MAP_STRIDE_H),
-        Argument("map_block_q", "i32", Source.MAP_BLOCK_Q, divisible=True),
-        Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
-    ]
 
 
 def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument]:
@@ -111,20 +83,14 @@ def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument
     )
     element = spec.q_storage.value
     found = [
-        Argument(
-            name, f"tensordesc<{element}[1, 1, {n}, {dim}],{_layout(128, 16, 2)}>", source, dimension=size
-        )
+        Argument(name, descriptor_type(element, (1, 1, n, dim)), source, dimension=size)
         for name, source, n, size in tensors
     ]
-    whole = f"tensordesc<fp32[{rows}],{_layout(0, 32, 1)}>"
-    half = f"tensordesc<fp32[{2 * plan.dq_columns}, 32],{_layout(128, 32, 2)}>"
+    whole = descriptor_type("fp32", (rows,))
+    half = descriptor_type("fp32", (2 * plan.dq_columns, 32))
     return [
         *found,
         Argument("shift_desc", whole, Source.SHIFT_DESCRIPTOR),
         Argument("delta_desc", whole, Source.DELTA_DESCRIPTOR),
         Argument("dq_sum_desc", half, Source.GRAD_Q_SUM_DESCRIPTOR, dimension=dim),
     ]
-
-
-def _layout(swizzle: int, bits: int, rank: int) -> str:
-    return f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank={rank})"

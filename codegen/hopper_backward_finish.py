@@ -8,10 +8,11 @@ from flexc._version import __version__
 from flexc.codegen.arguments import RESERVED, capture_names
 from flexc.codegen.backward_form import Form
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
-from flexc.codegen.hoisting import Function, Hoisting
+from flexc.codegen.hoisting import Hoisting
 from flexc.codegen.hopper_backward_arguments import finish_arguments
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
-from flexc.codegen.module import Constant, GeneratedKernel, source_lines
+from flexc.codegen.module import GeneratedKernel, source_lines
+from flexc.codegen.preamble import Constant, Preamble
 from flexc.codegen.render import render
 from flexc.ir.graph import ModSource
 from flexc.ir.place import Placement, place
@@ -22,14 +23,9 @@ NAMES = RESERVED | frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class _Finish:
+class _Finish(Preamble):
     """Everything that the template of the kernel that finishes dQ reads."""
 
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     halves_are_columns: bool

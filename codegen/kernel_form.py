@@ -5,6 +5,7 @@ They change a float by at most its last place; integers stay exact.
 
 from __future__ import annotations
 
+from flexc.codegen.signed_terms import signed_sum, signed_terms
 from flexc.ir import build
 from flexc.ir.expr import Expr, rebuild, topological, with_args
 from flexc.ir.ops import COMPARISONS, Input, Op
@@ -144,7 +145,7 @@ def separate_comparisons(root: Expr) -> Expr:
 
 
 def _parted(op: Op, left: Expr, right: Expr) -> Expr | None:
-    terms = [*_terms(left, 1), *((term, -sign) for term, sign in _terms(right, 1))]
+    terms = [*signed_terms(left), *((term, -sign) for term, sign in signed_terms(right))]
     if not terms or any(not _is_safe(term) for term, _ in terms):
         return None
     column = [(term, sign) for term, sign in terms if term.attr is Input.KV_IDX]
@@ -152,19 +153,8 @@ def _parted(op: Op, left: Expr, right: Expr) -> Expr | None:
     if len(column) != 1 or not others:
         return None
     (index, sign) = column[0]
-    rest = _sum([(term, -s * sign) for term, s in others])
+    rest = signed_sum([(term, -s * sign) for term, s in others])
     return build.compare(op, index, rest) if sign > 0 else build.compare(op, rest, index)
-
-
-def _terms(node: Expr, sign: int) -> list[tuple[Expr, int]]:
-    """The summands of an integer expression with their signs."""
-    if node.op is Op.ADD:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], sign)]
-    if node.op is Op.SUB:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], -sign)]
-    if node.op is Op.NEG:
-        return _terms(node.args[0], -sign)
-    return [(node, sign)]
 
 
 def _is_safe(term: Expr) -> bool:
@@ -173,14 +163,3 @@ def _is_safe(term: Expr) -> bool:
     if term.op is Op.CONST:
         return isinstance(term.attr, int) and abs(term.attr) < 2**30
     return term.op in (Op.INPUT, Op.SCALAR)
-
-
-def _sum(terms: list[tuple[Expr, int]]) -> Expr:
-    """The signed sum, positive terms first."""
-    ordered = sorted(terms, key=lambda term: -term[1])
-    total, sign = ordered[0]
-    if sign < 0:
-        total = build.unary(Op.NEG, total)
-    for term, s in ordered[1:]:
-        total = build.binary(Op.ADD if s > 0 else Op.SUB, total, term)
-    return total

@@ -9,8 +9,9 @@ from flexc._version import __version__
 from flexc.codegen.arguments import Argument, capture_names, forward_arguments
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.hoisting import Function, Hoisting, as_tile, mask_form, score_form
+from flexc.codegen.hoisting import Hoisting, as_tile, mask_form, score_form
 from flexc.codegen.plan import KernelPlan
+from flexc.codegen.preamble import Constant, Preamble
 from flexc.codegen.render import render
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
@@ -33,23 +34,9 @@ class GeneratedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """A named number of a generated file, and the comment beside it."""
-
-    name: str
-    value: object
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
+class _Forward(Preamble):
     """Everything that the forward template reads. Strings are pieces of Python, booleans are features."""
 
-    header: str
-    constants: tuple[Constant, ...]
-    helpers: tuple[str, ...]
-    fast_tanh: bool
-    functions: tuple[Function, ...]
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]

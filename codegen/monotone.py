@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flexc.codegen.signed_terms import signed_terms
 from flexc.codegen.signs import nonnegative
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
@@ -97,7 +98,7 @@ def _integer(node: Expr, args: tuple[Trend, ...], positive: frozenset[Expr]) -> 
 
 def _sum(node: Expr, found: Mapping[Expr, Trend]) -> Trend:
     """By terms. `x - x % n` rises with x: it is n times a quotient that rounds down."""
-    terms = _terms(node, 1)
+    terms = signed_terms(node)
     trend_ = _CONSTANT
     for term, sign in list(terms):
         whole = (term.args[0], -sign) if term.op is Op.MOD and found[term.args[1]].is_constant else None
@@ -109,14 +110,6 @@ def _sum(node: Expr, found: Mapping[Expr, Trend]) -> Trend:
     for term, sign in terms:
         trend_ = trend_.join(found[term] if sign > 0 else found[term].flipped())
     return trend_
-
-
-def _terms(node: Expr, sign: int) -> list[tuple[Expr, int]]:
-    if node.op is Op.ADD:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], sign)]
-    if node.op is Op.SUB:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], -sign)]
-    return [(node, sign)]
 
 
 def _product(node: Expr, args: tuple[Trend, ...], positive: frozenset[Expr]) -> Trend:

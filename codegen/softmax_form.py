@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flexc.codegen.signed_terms import signed_sum, signed_terms
 from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
@@ -57,12 +58,12 @@ def softmax_form(score: Expr) -> SoftmaxForm:
         sign = build.where(build.compare(Op.LT, cap, build.const(0.0)), build.const(-1.0), build.const(1.0))
         return SoftmaxForm(build.unary(Op.TANH, build.input_(Input.SCORE)), None, factor, size, sign)
     levels = place(score)
-    terms = _terms(score, 1)
+    terms = signed_terms(score) if score.dtype.is_float else [(score, 1)]
     row = [(term, sign) for term, sign in terms if levels[term] is Placement.ROW]
     rest = [(term, sign) for term, sign in terms if levels[term] is not Placement.ROW]
     if not row or not rest:
         return SoftmaxForm(score, None, factor)
-    return SoftmaxForm(_sum(rest), _sum(row), factor)
+    return SoftmaxForm(signed_sum(rest), signed_sum(row), factor)
 
 
 def _cap(score: Expr) -> Expr | None:
@@ -77,31 +78,8 @@ def _cap(score: Expr) -> Expr | None:
 
 def summands(total: Expr) -> list[Expr]:
     """The terms of a float sum."""
-    return [term for term, _ in _terms(total, 1)]
+    return [term for term, _ in signed_terms(total)]
 
 
 def _is_positive(node: Expr) -> bool:
     return node.op is Op.CONST and isinstance(node.attr, float) and 1e-30 < node.attr < 1e30
-
-
-def _terms(node: Expr, sign: int) -> list[tuple[Expr, int]]:
-    """The summands of a float sum with their signs."""
-    if not node.dtype.is_float:
-        return [(node, sign)]
-    if node.op is Op.ADD:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], sign)]
-    if node.op is Op.SUB:
-        return [*_terms(node.args[0], sign), *_terms(node.args[1], -sign)]
-    if node.op is Op.NEG:
-        return _terms(node.args[0], -sign)
-    return [(node, sign)]
-
-
-def _sum(terms: list[tuple[Expr, int]]) -> Expr:
-    """The signed sum, positive terms first."""
-    (total, sign), *others = sorted(terms, key=lambda term: -term[1])
-    if sign < 0:
-        total = build.unary(Op.NEG, total)
-    for term, s in others:
-        total = build.binary(Op.ADD if s > 0 else Op.SUB, total, term)
-    return total

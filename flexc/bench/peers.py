@@ -128,40 +128,28 @@ def _flash2(case: Case, problem: Problem) -> Run:
 
 
 def _flash3(case: Case, problem: Problem) -> Run:
-    features = _features(case)
-    if features.alibi_slopes is not None:
-        raise NotOffered("takes no ALiBi slopes")
     _require("flash_attn_interface", problem)
     from flash_attn_interface import flash_attn_func
 
-    window = (-1, -1) if features.window is None else (features.window - 1, 0)
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        result: Any = flash_attn_func(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            causal=features.causal,
-            window_size=window,
-            softcap=features.softcap or 0.0,
-        )
-        out: torch.Tensor = result[0] if isinstance(result, tuple) else result
-        return out.transpose(1, 2)
-
-    return run
+    return _flash_of(flash_attn_func, case, everything=-1)
 
 
 def _flash_cute(case: Case, problem: Problem) -> Run:
-    features = _features(case)
-    if features.alibi_slopes is not None:
-        raise NotOffered("takes no ALiBi slopes")
     _require("flash_attn.cute", problem)
     from flash_attn.cute import flash_attn_func
 
-    window = (None, None) if features.window is None else (features.window - 1, 0)
+    return _flash_of(flash_attn_func, case, everything=None)
+
+
+def _flash_of(attend: Callable[..., Any], case: Case, *, everything: int | None) -> Run:
+    """One of the functions that take (B, L, H, D); `everything` is its word for a window without a bound."""
+    features = _features(case)
+    if features.alibi_slopes is not None:
+        raise NotOffered("takes no ALiBi slopes")
+    window = (everything, everything) if features.window is None else (features.window - 1, 0)
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        result: Any = flash_attn_func(
+        result: Any = attend(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),

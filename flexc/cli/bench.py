@@ -66,8 +66,9 @@ def bench(
 ) -> None:
     """Time flexc beside every peer that is installed, in one run, after checking each result against fp64.
 
-    Everything is compiled first, in processes side by side. TFLOP/s count only the pairs that may attend. A
-    wrong result gets no speed: samples of the output, or of the gradients. The backward is timed alone.
+    Everything is compiled first, in processes side by side. TFLOP/s count only the pairs that may attend.
+
+    A wrong result gets no speed: samples of the output, or of the gradients. The backward is timed alone.
     """
     before = time.monotonic()
     on_gpu = torch.cuda.is_available()

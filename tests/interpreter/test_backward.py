@@ -295,5 +295,7 @@ def test_the_gradient_of_sinks_is_exact_where_delta_is(with_lse: bool) -> None:
         *qkv, mask_mod=masks.causal, score_mod=bias, sinks=sinks, with_lse=with_lse, options=OPTIONS
     )
     found = _backward(given, ("sinks", *differentiable_slots(given.call))).sinks
-    # From the output, which is rounded to 16 bits, the error is many times this.
-    torch.testing.assert_close(found, gradients(given, torch.float64)["sinks"].float(), rtol=1e-5, atol=1e-4)
+    assert found is not None
+    exact, plain = (gradients(given, dtype)["sinks"].double() for dtype in (torch.float64, None))
+    # From the output, which is rounded, it would be no better than plain PyTorch's.
+    assert (found.double() - exact).abs().max() * 20 < (plain - exact).abs().max()

@@ -216,7 +216,7 @@ def load_tiles(
 
 @gluon.jit
 def fetch(tile, stride, first, end, dim, size: gl.constexpr, rows: gl.constexpr, wanted):
-    """FEW_DIMS columns of a tensor from `dim` on, and rows from `first` on: of those before `end` the ones to `keep`."""
+    """FEW_DIMS columns of a tensor from `dim` on, and rows from `first` on: of those before `end` the `wanted` ones."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     at = first + gl.arange(0, rows, layout=gl.SliceLayout(1, layout))
     dims = dim + gl.arange(0, FEW_DIMS, layout=gl.SliceLayout(0, layout))

@@ -1,0 +1,27 @@
+"""What every generated kernel's file begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexc.codegen.hoisting import Function
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A named number of a generated file, and the comment beside it."""
+
+    name: str
+    value: object
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """What a view has for that: docstring, constants, helpers that mods use, and the mods as functions."""
+
+    header: str
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    fast_tanh: bool
+    functions: tuple[Function, ...]
