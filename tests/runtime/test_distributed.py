@@ -57,7 +57,7 @@ def _process(rank: int, port: int, kind: str, compiled: bool, folder: str) -> No
     losses = _steps(model, _batch().chunk(WORLD)[rank])
     torch.save(losses, Path(folder) / f"{rank}.pt")
     dist.barrier()
-    # Gloo's destructor waits for a thread with Python's lock held; if that thread wants it, both wait forever.
+    # Gloo's destructor waits for a thread with Python's lock held: if that thread wants it, none ever ends.
     os._exit(0)
 
 
