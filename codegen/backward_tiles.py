@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import product
 
 from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
+from flexc.codegen.refusals import SMALLER, no_tiles, off_the_map, too_large, with_history
 from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Reasons, Tiles, power_of_two_at_least
-from flexc.errors import NoFeasiblePlan
 from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
 
@@ -72,12 +72,11 @@ _PREFERRED_SINGLE: dict[Entry, tuple[Tiles, ...]] = {
     Entry.KV: (Tiles(16, 128, 8, 1),),
     Entry.Q: (Tiles(128, 32, 8, 1),),
 }
-# Of fp32 whose head dimensions are shared out.
+# Of fp32 whose head dimensions are shared out, by whether a program keeps keys.
 _SLICED = {
     True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
     False: (Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1)),
 }
-"""By whether a program keeps keys."""
 _SIDES = tuple((wide, short) for wide, short in product((128, 64, 32, 16), (64, 32, 16)) if wide >= short)
 
 
@@ -104,7 +103,7 @@ def backward_tiles(
             registers = registers_per_thread(backward, entry, target, tiles)
             if _heavier_than_skipped(backward, entry, target, registers, skip):
                 problem = f"about {registers} registers a thread, fewer were too many"
-            elif registers <= _register_limit(target, tiles) or is_timed_single(backward, target):
+            elif registers <= target.register_limit(tiles.num_warps) or is_timed_single(backward, target):
                 return tiles, _reasons(entry, tiles, origin, wanted, skip, registers)
             else:
                 problem = f"about {registers} registers a thread"
@@ -114,14 +113,7 @@ def backward_tiles(
         tiles = min(spilling, key=lambda t: registers_per_thread(backward, entry, target, t))
         registers = registers_per_thread(backward, entry, target, tiles)
         return tiles, _reasons(entry, tiles, "lightest, though it may spill", wanted, skip, registers)
-    listed = [
-        f"{t.block_q}x{t.block_kv}, {t.num_warps} warps, {t.num_stages} stages: {why}"
-        for t, why in tried.items()
-    ]
-    raise NoFeasiblePlan(
-        f"no tiles fit {target.name} for the {backward.describe()}:\n  " + "\n  ".join(listed),
-        hint="leave out the options, or ask for smaller tiles and fewer stages",
-    )
+    raise no_tiles(f"no tiles fit {target.name} for the {backward.describe()}", tried, SMALLER)
 
 
 def is_timed_single(backward: BackwardSpec, target: Target) -> bool:
@@ -146,10 +138,6 @@ def _heavier_than_skipped(
         for t, problem in skip.items()
         if "spilled" in problem  # and not too large
     )
-
-
-def _register_limit(target: Target, tiles: Tiles) -> int:
-    return min(target.registers_per_thread, target.registers_per_block // (32 * tiles.num_warps))
 
 
 def _candidates(
@@ -184,13 +172,8 @@ def _limited(backward: BackwardSpec, tiles: Tiles, wanted: Mapping[str, int]) ->
 
 
 def _misfit(backward: BackwardSpec, entry: Entry, target: Target, tiles: Tiles) -> str | None:
-    spec = backward.forward
-    if spec.max_block_q % tiles.block_q or spec.max_block_kv % tiles.block_kv:
-        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
-    needed = shared_memory(backward, entry, target, tiles)
-    if needed > target.shared_memory:
-        return f"about {needed} bytes of shared memory, {target.shared_memory} there"
-    return None
+    cut = off_the_map(backward.forward, tiles.block_q, tiles.block_kv)
+    return cut or too_large(shared_memory(backward, entry, target, tiles), target, about="about ")
 
 
 def _dims(backward: BackwardSpec) -> tuple[int, int]:
@@ -243,10 +226,7 @@ def _reasons(
     skip: Mapping[Tiles, str],
     registers: int,
 ) -> Reasons:
-    tried = "; ".join(
-        f"{t.block_q}x{t.block_kv} with {t.num_warps} warps had {why}" for t, why in skip.items()
-    )
-    why = f"{origin} ({tried})" if tried else origin
+    why = with_history(origin, skip)
     moving = "Q and dO" if entry.axes.by_keys else "K and V"
     reasons = {
         "block_q": why,

@@ -11,6 +11,7 @@ from flexc.codegen.bounds import range_roots
 from flexc.codegen.hopper_plan import unfit as unfit_forward
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, tile_option
+from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles
 from flexc.errors import NoFeasiblePlan
@@ -108,18 +109,13 @@ def make_hopper_backward_plan(
         for name in ("block_q", "block_kv", "num_warps", "num_stages")
         if f"backward_{name}" in options
     }
-    tried: dict[Tiles, str] = {}
-    for tiles in _candidates(backward):
-        asked = replace(tiles, **wanted)
-        problem = skip.get(asked) or _misfit(backward, target, asked)
-        if problem is None:
-            return _plan(backward, target, asked, options, skip)
-        tried[asked] = problem
-    listed = [f"{t.block_q}x{t.block_kv}, {t.num_stages} stages: {why}" for t, why in tried.items()]
-    raise NoFeasiblePlan(
-        f"no Hopper tiles fit the {backward.describe()}:\n  " + "\n  ".join(listed),
+    tiles = first_fitting(
+        [replace(t, **wanted) for t in _candidates(backward)],
+        lambda t: skip.get(t) or _misfit(backward, target, t),
+        title=f"no Hopper tiles fit the {backward.describe()}",
         hint=f"leave out the options, or {_TRITON}",
     )
+    return _plan(backward, target, tiles, options, skip)
 
 
 def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
@@ -146,15 +142,12 @@ def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:
         return f"64 or 128 queries meet {BLOCK_KV} keys, in warpgroups of 4 warps"
     if tiles.block_q == 128 and width(spec.head_dim) == _WIDEST:
         return "128 queries of wide heads do not fit the registers"
-    divides = spec.max_block_q % tiles.block_q == spec.max_block_kv % tiles.block_kv == 0
-    if backward.blocks(Entry.HOPPER) is Blocks.MAP and not divides:
-        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
+    cut = off_the_map(spec, tiles.block_q, tiles.block_kv)
+    if backward.blocks(Entry.HOPPER) is Blocks.MAP and cut:
+        return cut
     if not 2 <= tiles.num_stages <= 4:
         return "tiles of queries are loaded two to four steps ahead"
-    needed = shared_memory(backward, tiles)
-    if needed > target.shared_memory:
-        return f"{needed} bytes of shared memory, {target.shared_memory} there"
-    return None
+    return too_large(shared_memory(backward, tiles), target)
 
 
 def shared_memory(backward: BackwardSpec, tiles: Tiles) -> int:
@@ -180,7 +173,6 @@ def _plan(
     tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
     in_turns, late = tiles.block_q == 64, _is_late(backward)
-    before = "; ".join(f"{t.block_q}x{t.block_kv} had {why}" for t, why in skip.items())
     return HopperBackwardPlan(
         target=target,
         tiles=tiles,
@@ -196,7 +188,7 @@ def _plan(
         shared=needed,
         reasons=(
             ("design", "made for this target: one warp loads by TMA, two warpgroups compute with wgmma"),
-            ("block_q", before or "preferred"),
+            ("block_q", with_history("preferred", skip)),
             ("block_kv", f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             (

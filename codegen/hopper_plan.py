@@ -10,6 +10,7 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
+from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, element_loads
 from flexc.errors import NoFeasiblePlan
@@ -89,17 +90,13 @@ def make_hopper_plan(
         raise NoFeasiblePlan(f"the Hopper kernel can't serve {spec.describe()}: {why}", hint=_TRITON)
     if "num_warps" in options:
         raise NoFeasiblePlan("a Hopper kernel has one warp that loads and warpgroups of four", hint=_TRITON)
-    tried: dict[Tiles, str] = {}
-    for tiles in _candidates(spec, target, options):
-        problem = skip.get(tiles) or _misfit(spec, target, tiles)
-        if problem is None:
-            return _plan(spec, target, tiles, options, skip)
-        tried[tiles] = problem
-    listed = [f"{t.block_q}x{t.block_kv}, {t.num_stages} stages: {why}" for t, why in tried.items()]
-    raise NoFeasiblePlan(
-        f"no Hopper tiles fit {spec.describe()}:\n  " + "\n  ".join(listed),
-        hint='leave out the options, or pass backend="triton"',
+    tiles = first_fitting(
+        _candidates(spec, target, options),
+        lambda t: skip.get(t) or _misfit(spec, target, t),
+        title=f"no Hopper tiles fit {spec.describe()}",
+        hint=f"leave out the options, or {_TRITON}",
     )
+    return _plan(spec, target, tiles, options, skip)
 
 
 def padded(dim: int) -> int:
@@ -157,23 +154,19 @@ def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
         return f"query rows come in one to four groups of {ROWS}"
     if not 64 <= tiles.block_kv <= 128:
         return "keys come in tiles of 64 or 128"
-    divides = spec.max_block_q % tiles.block_q == spec.max_block_kv % tiles.block_kv == 0
-    if spec.blocks is Blocks.MAP and not divides:
-        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
+    cut = off_the_map(spec, tiles.block_q, tiles.block_kv)
+    if spec.blocks is Blocks.MAP and cut:
+        return cut
     if tiles.num_stages < 2:
         return "loads need two stages to run ahead"
-    needed = shared_memory(spec, tiles, target)[0]
-    if needed > target.shared_memory:
-        return f"{needed} bytes of shared memory, {target.shared_memory} there"
-    return None
+    return too_large(shared_memory(spec, tiles, target)[0], target)
 
 
 def shared_memory(spec: AttentionSpec, tiles: Tiles, target: Target) -> tuple[int, int, bool]:
     """Bytes of shared memory, how many tiles of query rows fit, whether the output leaves through theirs."""
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
-    scratch = (
-        12288 if spec.mask is not None else 4096
-    )  # barriers, reductions between warps, and what the warps of other roles are told
+    # Barriers, reductions between warps, and what the warps of other roles are told.
+    scratch = 12288 if spec.mask is not None else 4096
     q = tiles.block_q * dim * 2
     stage = tiles.block_kv * (dim + dim_v) * 2
     first, tail = parts(spec.head_dim_v)
@@ -194,7 +187,6 @@ def _plan(
     needed, q_tiles, through_q = shared_memory(spec, tiles, target)
     tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
-    before = "; ".join(f"{t.block_q}x{t.block_kv} had {why}" for t, why in skip.items())
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -217,7 +209,9 @@ def _plan(
             ("registers", "a thread's in a consumer and in the producer"),
             (
                 "block_kv",
-                "one element load a pair takes registers" if element_loads(spec) else before or "preferred",
+                with_history(
+                    "one element load a pair takes registers" if element_loads(spec) else "preferred", skip
+                ),
             ),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             ("fast_tanh", why_tanh),

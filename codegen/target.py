@@ -34,6 +34,10 @@ class Target:
     registers_per_thread: int = 255
     registers_per_block: int = 65536
 
+    def register_limit(self, warps: int) -> int:
+        """Registers that a thread may have in a block of so many warps."""
+        return min(self.registers_per_thread, self.registers_per_block // (32 * warps))
+
 
 _KIB = 1024
 TARGETS: dict[str, Target] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+from flexc.codegen.refusals import SMALLER, no_tiles, off_the_map, too_large, with_history
 from flexc.codegen.target import MatrixUnit, Target
-from flexc.errors import NoFeasiblePlan
 from flexc.ir.ops import Op
 from flexc.ir.place import Placement, place
 from flexc.ir.spec import AttentionSpec
@@ -88,19 +88,12 @@ def choose_tiles(
         if problem is None:
             problem = _too_few_registers(spec, target, tiles)
             if problem is None:
-                return tiles, _reasons(spec, target, precision, tiles, _origin(origin, skip), wanted)
+                return tiles, _reasons(spec, target, precision, tiles, with_history(origin, skip), wanted)
             spilling = spilling or (tiles, f"{origin}, though it may spill ({problem})")
         tried[tiles] = problem
     if spilling is not None:
         return spilling[0], _reasons(spec, target, precision, *spilling, wanted)
-    listed = [
-        f"{t.block_q}x{t.block_kv}, {t.num_warps} warps, {t.num_stages} stages: {why}"
-        for t, why in tried.items()
-    ]
-    raise NoFeasiblePlan(
-        f"no tiles fit {target.name} for {spec.describe()}:\n  " + "\n  ".join(listed),
-        hint="leave out the options, or ask for smaller tiles and fewer stages",
-    )
+    raise no_tiles(f"no tiles fit {target.name} for {spec.describe()}", tried, SMALLER)
 
 
 def _no_lighter(spec: AttentionSpec, target: Target, tiles: Tiles, skip: Mapping[Tiles, str]) -> str | None:
@@ -110,13 +103,6 @@ def _no_lighter(spec: AttentionSpec, target: Target, tiles: Tiles, skip: Mapping
     registers = registers_per_thread(spec, target, tiles)
     lightest = min(registers_per_thread(spec, target, t) for t in skip)
     return f"about {registers} registers a thread, {lightest} was too many" if registers >= lightest else None
-
-
-def _origin(origin: str, skip: Mapping[Tiles, str]) -> str:
-    tried = "; ".join(
-        f"{t.block_q}x{t.block_kv} with {t.num_warps} warps had {why}" for t, why in skip.items()
-    )
-    return f"{origin} ({tried})" if tried else origin
 
 
 def _candidates(
@@ -153,18 +139,13 @@ def _limited(spec: AttentionSpec, tiles: Tiles, wanted: Mapping[str, int]) -> Ti
 
 def misfit(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> str | None:
     """Why `tiles` can't serve `spec` on `target`; None if they can."""
-    rows = spec.few_rows or tiles.block_q
-    if spec.max_block_q % rows or spec.max_block_kv % tiles.block_kv:
-        return f"the map's blocks are multiples of {spec.max_block_q}x{spec.max_block_kv} only"
-    needed = shared_memory(spec, target, precision, tiles)
-    if needed > target.shared_memory:
-        return f"{needed} bytes of shared memory, {target.shared_memory} there"
-    return None
+    cut = off_the_map(spec, spec.few_rows or tiles.block_q, tiles.block_kv)
+    return cut or too_large(shared_memory(spec, target, precision, tiles), target)
 
 
 def _too_few_registers(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
     registers = registers_per_thread(spec, target, tiles)
-    limit = min(target.registers_per_thread, target.registers_per_block // (32 * tiles.num_warps))
+    limit = target.register_limit(tiles.num_warps)
     return f"about {registers} registers a thread, {limit} there" if registers > limit else None
 
 
@@ -207,6 +188,7 @@ def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> i
 
 @lru_cache(maxsize=1024)
 def element_loads(spec: AttentionSpec) -> int:
+    """How many entries of captured tensors the mods read for each pair of a query and a key."""
     roots = [root for root in (spec.score, spec.mask) if root is not None]
     placement = place(*roots)
     return sum(node.op is Op.LOAD and level is Placement.ELEMENT for node, level in placement.items())
