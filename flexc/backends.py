@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flexc.call import AttentionCall, Gradients
+from flexc.call import AttentionCall, Gradients, Result
 from flexc.errors import UnknownOption, UnsupportedFeature
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
-def forward(
-    call: AttentionCall, backend: str, place: Place | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def forward(call: AttentionCall, backend: str, place: Place | None = None) -> Result:
     """The result of a call on the backend of that name, one of `choose`.
 
     Autograd sees only what the reference computes. With a `place`, a launch on the GPU is kept for calls that

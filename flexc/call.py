@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from flexc.frontend.value import Value
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture, ModGraph, ModSource
 
 if TYPE_CHECKING:
-    import torch
-
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+"""The output (B, Hq, L, Dv), and the lse (B, Hq, L) where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class AttentionCall:
     k: torch.Tensor
     v: torch.Tensor
     mods: Mods
-    values: tuple[torch.Tensor | int | float | bool, ...]
+    values: tuple[Value, ...]
     block_map: BlockMap | DeviceMap | None
     scale: float
     sinks: torch.Tensor | None

@@ -10,6 +10,7 @@ from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
+from flexc.frontend.value import Value
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
 
@@ -80,7 +81,7 @@ def is_aligned(x: torch.Tensor) -> bool:
     return ((b | h | s) * x.element_size() | x.data_ptr()) % 16 == 0
 
 
-def unit_strides(values: Sequence[torch.Tensor | int | float | bool]) -> frozenset[int]:
+def unit_strides(values: Sequence[Value]) -> frozenset[int]:
     """Slots of tensors whose last dimension is contiguous."""
     return frozenset(
         slot for slot, x in enumerate(values) if isinstance(x, torch.Tensor) and x.dim() and x.stride(-1) == 1

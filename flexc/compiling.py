@@ -13,6 +13,7 @@ from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.choice import design_named
 from flexc.codegen.blocks import choose_blocks
 from flexc.errors import UnsupportedDtype, UnsupportedHeadDim
+from flexc.frontend.value import Value
 from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
@@ -95,7 +96,7 @@ def compile(
 
 def _backward(
     spec: AttentionSpec,
-    values: tuple[torch.Tensor | int | float | bool, ...],
+    values: tuple[Value, ...],
     target: str,
     options: tuple[tuple[str, object], ...],
     sources: tuple[ModSource, ...],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Result
 from flexc.cpu_tiles import BLOCK_KV, BLOCK_Q, Cut, Tile, computed_in, inputs_of, kept_of, modified
 from flexc.ir.blockmap import BlockMap
 from flexc.map_cache import effective_block_map
@@ -33,7 +33,7 @@ class _State:
 
 
 @torch.no_grad()
-def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: AttentionCall) -> Result:
     """Attention of the call in fp32 (fp64 for fp64 queries), rounded once to the dtype of q.
 
     Returns out (B, Hq, L, Dv) and lse (B, Hq, L), fp32 (fp64 for fp64 queries), or None where it is not asked

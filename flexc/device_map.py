@@ -133,7 +133,10 @@ class DeviceMap:
         return self._host
 
 
-def on_host(block_map: BlockMap | DeviceMap) -> BlockMap:
+Map = BlockMap | DeviceMap
+
+
+def on_host(block_map: Map) -> BlockMap:
     """The map as runs on the host; of one on a device this waits for the device."""
     return block_map.host() if isinstance(block_map, DeviceMap) else block_map
 

@@ -16,6 +16,7 @@ import torch
 from flexc import driver
 from flexc.call import AttentionCall
 from flexc.device_map import DeviceMap
+from flexc.frontend.value import Value
 from flexc.ir.blockmap import BlockMap, build_block_map
 from flexc.ir.expr import Expr, rebuild, topological, with_args
 from flexc.ir.graph import Capture
@@ -26,7 +27,6 @@ from flexc.lru import LRU
 from flexc.map_builder import BoundMask, as_read, build_device_map, form_of
 from flexc.map_transforms import intersection, on_device, transposed
 
-Value = torch.Tensor | int | float | bool
 Graph = tuple[int, int] | None
 
 WORTH_WAITING = 2**34

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.artifact import Artifact
+from flexc.call import Result
 from flexc.callspec import STORAGE, is_aligned
 from flexc.check import (
     check_block_map,
@@ -28,6 +29,7 @@ from flexc.errors import (
     UnsupportedTarget,
 )
 from flexc.execute import readable
+from flexc.frontend.value import Value
 from flexc.gpu_facts import target_of
 from flexc.launch import Launch
 
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
-
-Value = torch.Tensor | int | float | bool
-Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def run_kernel(

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.backends import forward
-from flexc.call import AttentionCall, Mods
+from flexc.call import AttentionCall, Mods, Result
 from flexc.errors import NotDifferentiable
 from flexc.lru import LRU
 
 if TYPE_CHECKING:
     from flexc.prepared import Place
 
-Result = tuple[torch.Tensor, torch.Tensor | None]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 

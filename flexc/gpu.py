@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import torch
-
 from flexc.block_lists import LEAST_BLOCK_SIZE
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Result
 from flexc.callspec import spec_of
 from flexc.choice import design_for, for_rows_of
 from flexc.errors import BackendUnavailable
@@ -17,12 +15,8 @@ from flexc.ir.spec import Blocks
 from flexc.launch import Launch
 from flexc.prepared import Place, Prepared, Step, can_keep, keep
 
-Value = torch.Tensor | int | float | bool
 
-
-def run(
-    call: AttentionCall, place: Place | None = None, backend: str = "triton"
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: AttentionCall, place: Place | None = None, backend: str = "triton") -> Result:
     """Compute a call on its GPU, or with the Triton interpreter when `TRITON_INTERPRET=1` is set.
 
     With a `place` the launch is kept for calls that repeat it. `backend`: "triton", "hopper", or "auto".
@@ -78,7 +72,7 @@ def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
     return launch, spec.aligned
 
 
-def _interpreted(call: AttentionCall, backend: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _interpreted(call: AttentionCall, backend: str) -> Result:
     interprets = os.environ.get("TRITON_INTERPRET") == "1" and call.q.device.type == "cpu"
     if not interprets or backend == "hopper":
         raise BackendUnavailable(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Result
 from flexc.callspec import STORAGE
 from flexc.codegen.arguments import Argument
 from flexc.codegen.module import GeneratedKernel
@@ -26,7 +26,7 @@ from flexc.pack import Tensors, pack, seed_on
 OPTIONS = (("fast_tanh", False), ("precision", "ieee"))
 
 
-def run(call: AttentionCall, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: AttentionCall, spec: AttentionSpec) -> Result:
     """Compute a call on CPU tensors as the kernel would."""
     generated, entry = _entry(spec, (*OPTIONS, *call.options))
     q, v = call.q, call.v

@@ -12,6 +12,7 @@ from flexc import artifact as files
 from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Source
 from flexc.errors import KernelFileError, UnsupportedFeature
+from flexc.frontend.value import Value
 from flexc.toolchain import disassemble
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Kernel:
     def __init__(
         self,
         artifact: Artifact,
-        values: Sequence[torch.Tensor | int | float | bool] | None = None,
+        values: Sequence[Value] | None = None,
         backward: Sequence[Artifact] = (),
     ) -> None:
         self._artifact = artifact
@@ -130,7 +131,7 @@ class Kernel:
         block_mask: BlockMask | TorchBlockMask | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
-        captures: Mapping[str, torch.Tensor | int | float | bool] | None = None,
+        captures: Mapping[str, Value] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run this kernel on q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of its dtypes.
 
@@ -154,9 +155,7 @@ class Kernel:
             block_map = as_block_mask(block_mask).block_map
         return run_kernel(self, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks)
 
-    def _bound(
-        self, captures: Mapping[str, torch.Tensor | int | float | bool] | None
-    ) -> tuple[torch.Tensor | int | float | bool, ...]:
+    def _bound(self, captures: Mapping[str, Value] | None) -> tuple[Value, ...]:
         names = [c.name for c in self._artifact.captures]
         if captures is None and self._values is not None:
             return self._values

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flexc.call import Result
+from flexc.frontend.value import Value
 from flexc.gpu_facts import processors
 from flexc.pack import Tensors, pack, seed_on
 
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
-
-Value = torch.Tensor | int | float | bool
 
 
 class Launch:
@@ -70,7 +70,7 @@ class Launch:
         own = 4 + sum(x is not None for x in (self.tensors.lse, self.tensors.sinks))
         return [None if n < own else x for n, x in enumerate(self.arguments)]  # type: ignore[misc]  # numbers
 
-    def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self) -> Result:
         """Launch on the current stream of the tensors' device."""
         if self.programs:
             with torch.cuda.device(self.device):

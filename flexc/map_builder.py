@@ -11,6 +11,7 @@ from flexc.callspec import unit_strides
 from flexc.codegen.map_module import SLAB, MapKernel, map_module
 from flexc.device_map import DeviceMap, empty_map, ints, row_capacity
 from flexc.errors import InternalError
+from flexc.frontend.value import Value
 from flexc.id_vectors import IdVectors, id_vectors
 from flexc.ir.expr import Expr, inputs_of, topological
 from flexc.ir.graph import Capture
@@ -19,8 +20,6 @@ from flexc.ir.ops import Input, Op
 from flexc.ir.runs import TileGrid
 from flexc.ir.types import Storage
 from flexc.map_kernel import runner_for
-
-Value = torch.Tensor | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import torch
 
 from flexc.call import AttentionCall
 from flexc.device_map import DeviceMap, on_host
+from flexc.frontend.value import Value
 from flexc.ir.blockmap import BlockMap, build_block_map
 from flexc.ir.expr import Expr, inputs_of, topological
 from flexc.ir.graph import Capture
@@ -26,8 +27,6 @@ from flexc.ir.ledger import DEFAULT_BUDGET
 from flexc.ir.ops import Input, Op
 from flexc.ir.runs import TileGrid
 from flexc.lru import LRU
-
-Value = torch.Tensor | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)

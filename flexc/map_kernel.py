@@ -18,12 +18,12 @@ from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.map_module import NUM_WARPS, MapKernel
 from flexc.codegen.target import Target
 from flexc.errors import BackendUnavailable
+from flexc.frontend.value import Value
 from flexc.gpu_facts import target_of
 from flexc.ir.printer import digest
 from flexc.launcher import Launcher
 from flexc.pack import captured
 
-Value = torch.Tensor | int | float | bool
 Named = Mapping[str, torch.Tensor | int]
 
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 import torch
 
 from flexc.block_lists import BlockLists, from_lists
-from flexc.device_map import DeviceMap
+from flexc.device_map import DeviceMap, Map
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.runs import TileGrid
 from flexc.lru import LRU
 from flexc.statement import MapShape
-
-Map = BlockMap | DeviceMap
 
 # A map that went through an operator is the same object after it: what is kept of a map (its copy on a GPU,
 # its meet with another) is found by identity. The tensors are held, so no other tensor has their addresses.

@@ -14,10 +14,12 @@ import torch
 
 from flexc.backends import backward, choose, forward
 from flexc.call import AttentionCall, Gradients
+from flexc.device_map import Map
 from flexc.execute import is_transformed, is_watched, readable
-from flexc.map_tensors import Map, map_of
+from flexc.frontend.value import Value
+from flexc.map_tensors import map_of
 from flexc.positions import check_positions
-from flexc.statement import Statement, Value, join_values, read
+from flexc.statement import Statement, join_values, read
 
 Tensors = Sequence[torch.Tensor]
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.codegen.arguments import Argument, Source
+from flexc.frontend.value import Value
 from flexc.philox import survivors_weight
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
-
-Value = torch.Tensor | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from flexc.call import AttentionCall
 from flexc.codegen.arguments import Argument, Source
 from flexc.device_map import DeviceMap
 from flexc.device_map_cache import effective_device_map, transposed_on
+from flexc.frontend.value import Value
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.stretches import stretches
 from flexc.map_cache import effective_block_map, transposed
-from flexc.pack import CAPTURED, Value, captured
+from flexc.pack import CAPTURED, captured
 
 _STRIDES_OF = {
     Source.Q_STRIDE: Source.Q,

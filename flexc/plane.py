@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from flexc.errors import ShapeMismatch
+from flexc.frontend.value import Value
 from flexc.ir import build
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.evaluate import Env, evaluate
@@ -37,7 +38,7 @@ class Plane:
     graph: Expr
     root: Expr
     captures: tuple[Capture, ...]
-    values: tuple[torch.Tensor | int | float | bool, ...]
+    values: tuple[Value, ...]
     q_len: int
     kv_len: int
 

@@ -15,17 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from flexc.block_mask import as_block_mask
-from flexc.call import AttentionCall
-from flexc.device_map import DeviceMap
+from flexc.call import AttentionCall, Result
+from flexc.device_map import DeviceMap, Map
 from flexc.execute import PLAIN, is_watched
-from flexc.ir.blockmap import BlockMap
+from flexc.frontend.value import Value
 from flexc.launch import Launch
 from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
-
-Map = BlockMap | DeviceMap
-Result = tuple[torch.Tensor, torch.Tensor | None]
-Value = torch.Tensor | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import torch
 
 from flexc.backends import choose
 from flexc.backward_script import Recorded
-from flexc.call import AttentionCall
+from flexc.call import AttentionCall, Result
 from flexc.differentiate import NAMED, Numbers, gradients
 from flexc.execute import PLAIN, is_watched, statement_of
 from flexc.gpu_backward import as_kernels_read, record
 from flexc.map_tensors import tensors_of
 from flexc.operators import call_of, name_of
-from flexc.prepared import Place, Prepared, Result
+from flexc.prepared import Place, Prepared
 from flexc.refit import refitted
 from flexc.statement import split_values
 

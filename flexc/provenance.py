@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.codegen.blocks import choose_blocks
+from flexc.frontend.value import Value
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input
 from flexc.ir.spec import Blocks
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
 
-Value = torch.Tensor | int | float | bool
 _Key = tuple[weakref.ref[torch.Tensor], int] | Value
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from flexc.call import AttentionCall, Gradients
+from flexc.call import AttentionCall, Gradients, Result
 from flexc.device_map import on_host
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
@@ -22,7 +22,7 @@ from flexc.philox import kept, survivors_weight
 from flexc.values import weigh_values
 
 
-def run(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(call: AttentionCall) -> Result:
     """Attention of the call in fp32 (fp64 for fp64 queries), rounded once to the dtype of q.
 
     Returns out (B, Hq, L, Dv) and lse (B, Hq, L), fp32 (fp64 for fp64 queries), or None where it is not asked

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flexc.call import PLAIN, Mods
+from flexc.frontend.value import Value
 from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.graph import ModGraph
@@ -13,8 +14,6 @@ from flexc.ir.ops import Op
 from flexc.lru import LRU
 
 if TYPE_CHECKING:
-    import torch
-
     from flexc.ir.blockmap import BlockMap
 
 _resolved: LRU[tuple[int, ...], tuple[tuple[ModGraph | None, ...], Mods]] = LRU(1024)
@@ -24,7 +23,7 @@ def resolve(
     score_mod: Callable[..., Any] | None,
     mask_mod: Callable[..., Any] | None,
     block_mask: Any = None,
-) -> tuple[Mods, tuple[torch.Tensor | int | float | bool, ...], BlockMap | None]:
+) -> tuple[Mods, tuple[Value, ...], BlockMap | None]:
     """The traced and simplified mods, the values of their captures now, and the block map that was passed.
 
     A block mask's own mask_mod applies as well, as in PyTorch.

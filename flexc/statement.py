@@ -14,13 +14,12 @@ import torch
 
 from flexc.call import Mods
 from flexc.errors import UnsupportedCapture
+from flexc.frontend.value import Value
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
 from flexc.ir.wire import from_wire, to_wire
 from flexc.lru import LRU
-
-Value = torch.Tensor | int | float | bool
 
 _SHORT = 2**30
 """Integers below it are passed in 32 bits: kernels may add an index to them."""

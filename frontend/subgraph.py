@@ -21,7 +21,8 @@ from flexc.frontend.expression import columns_of
 from flexc.frontend.proxy import Traced
 from flexc.frontend.signature import check_result
 from flexc.frontend.span import is_ours
-from flexc.frontend.tracer import Tracer, Value
+from flexc.frontend.tracer import Tracer
+from flexc.frontend.value import Value
 from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture, ModKind

@@ -20,8 +20,6 @@ from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
 
-Value = torch.Tensor | int | float | bool
-
 STORAGES = {
     torch.bool: Storage.BOOL,
     torch.uint8: Storage.U8,

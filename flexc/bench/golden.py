@@ -15,6 +15,7 @@ import torch
 
 from flexc.bench.cases import Case, Problem
 from flexc.call import Mods
+from flexc.frontend.value import Value
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.ops import Input
 from flexc.resolve import resolve
@@ -26,7 +27,6 @@ _CHUNK = 1 << 26
 _BAND = 1 << 24
 """Pairs of one head whose gradients are computed at once."""
 
-Values = tuple[torch.Tensor | int | float | bool, ...]
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -89,7 +89,7 @@ def make_golden(case: Case, problem: Problem, inputs: Inputs, *, backward: bool 
 
 def _gradients_of_one_head(
     mods: Mods,
-    values: Values,
+    values: tuple[Value, ...],
     head: tuple[int, int],
     q: torch.Tensor,
     k: torch.Tensor,
@@ -112,7 +112,7 @@ def _gradients_of_one_head(
 
 
 def _attend(
-    mods: Mods, values: Values, env: Env, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    mods: Mods, values: tuple[Value, ...], env: Env, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
     score = (q @ k.transpose(-1, -2)).to(_wide(q.dtype)) / math.sqrt(q.shape[3])
     if mods.score is not None:
@@ -135,7 +135,7 @@ def _env(
     q: torch.Tensor,
     rows: torch.Tensor,
     kv_len: int,
-    values: Values,
+    values: tuple[Value, ...],
     head: tuple[int, int] = (0, 0),
 ) -> Env:
     """Indices of rows (B, H, rows, D) of q, whose first batch and head have the numbers `head`."""

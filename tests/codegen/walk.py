@@ -16,8 +16,8 @@ import torch
 
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.module import GeneratedKernel
+from flexc.frontend.value import Value
 
-Value = torch.Tensor | int | float | bool
 _NUMBERS = {
     "q_tile", "k_tile", "v_tile", "q", "k", "v", "acc", "row_max", "row_sum", "to_log2", "sink",
     "score_scale", "dk", "dv", "dout", "dout_tile", "row_at", "padded_len", "strange",
