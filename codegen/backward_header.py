@@ -10,7 +10,6 @@ from flexc.codegen.preamble import Constant
 from flexc.ir.graph import ModSource
 
 PADDED_TO = Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to")
-LOG2E = Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2")
 _PROGRAMS = {
     Entry.ROWS: "cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO // BLOCK_Q * q_heads * batch",
     Entry.KV: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
-from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
+from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Element, Hoisting, as_tile
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import KernelPlan
-from flexc.codegen.preamble import Constant, Preamble
+from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import ScatterForm, Sum
 from flexc.ir.expr import inputs_of

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from flexc.codegen.arguments import Argument
 from flexc.codegen.backward_form import backward_form
-from flexc.codegen.backward_header import LOG2E, PADDED_TO, header
+from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.hoisting import Hoisting
 from flexc.codegen.plan import KernelPlan
-from flexc.codegen.preamble import Constant, Preamble
+from flexc.codegen.preamble import LOG2E, Constant, Preamble
 
 
 @dataclass(frozen=True, slots=True)

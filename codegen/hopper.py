@@ -16,7 +16,7 @@ from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others
 from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.nearness import near_form
-from flexc.codegen.preamble import Constant, Preamble
+from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
 from flexc.ir.expr import Expr, topological
@@ -357,7 +357,7 @@ def _constants(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Const
         Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
         Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
         Constant("OPERAND", _ELEMENT[spec.q_storage], "element type of q, k, v and out"),
-        Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"),
+        LOG2E,
     ]
     if keys.own_lines:
         constants += [
@@ -374,7 +374,7 @@ def _constants(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Const
             Constant("FEW_DIMS", 32, "columns of its operands and result"),
         ]
     if spec.return_lse:
-        constants.append(Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))
+        constants.append(LN2)
     return tuple(constants)
 
 

@@ -19,7 +19,7 @@ from flexc.codegen.hopper_backward_finish import finish_module, header, is_globa
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.hopper_words import needed
 from flexc.codegen.module import GeneratedKernel
-from flexc.codegen.preamble import Constant, Preamble
+from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.ir.build import const
 from flexc.ir.expr import Expr, inputs_of
@@ -331,5 +331,5 @@ def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Consta
     return (
         *constants,
         Constant("OPERAND", _OPERAND[backward.forward.q_storage], "element type of all but the sums"),
-        Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"),
+        LOG2E,
     )

@@ -10,7 +10,7 @@ from flexc.ir import build
 from flexc.ir.expr import Expr, rebuild, topological, with_args
 from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.place import Placement, place
-from flexc.ir.types import DType
+from flexc.ir.types import SHORT_NUMBER, DType
 
 SHORT = 2**23
 """Indices below this stay exact in 32-bit floats even after a literal below it was added."""
@@ -129,8 +129,7 @@ def _factor(node: Expr) -> Expr | None:
 def separate_comparisons(root: Expr) -> Expr:
     """`q_idx - kv_idx < w` becomes `q_idx - w < kv_idx`: one comparison is all that is left per element.
 
-    Only of indices, literals and captured 32-bit numbers, whose sums do not overflow: captured numbers above
-    2**30 are 64-bit.
+    Only of indices, literals and captured 32-bit numbers, whose sums do not overflow: see `SHORT_NUMBER`.
     """
     levels = place(root)
 
@@ -161,5 +160,5 @@ def _is_safe(term: Expr) -> bool:
     if term.dtype is not DType.I32:
         return False
     if term.op is Op.CONST:
-        return isinstance(term.attr, int) and abs(term.attr) < 2**30
+        return isinstance(term.attr, int) and abs(term.attr) < SHORT_NUMBER
     return term.op in (Op.INPUT, Op.SCALAR)

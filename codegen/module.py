@@ -11,7 +11,7 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.hoisting import Hoisting, as_tile, mask_form, score_form
 from flexc.codegen.plan import KernelPlan
-from flexc.codegen.preamble import Constant, Preamble
+from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
@@ -181,9 +181,9 @@ def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
     if plan.padded_dim_v != spec.head_dim_v:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
     constants.append(Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
-    constants.append(Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2"))
+    constants.append(LOG2E)
     if spec.return_lse:
-        constants.append(Constant("LN2", 0.6931471805599453, "back to the natural logarithm"))
+        constants.append(LN2)
     return tuple(constants)
 
 

@@ -16,6 +16,10 @@ class Constant:
     meaning: str
 
 
+LOG2E = Constant("LOG2E", 1.4426950408889634, "1 / ln 2: the softmax is computed in base 2")
+LN2 = Constant("LN2", 0.6931471805599453, "back to the natural logarithm")
+
+
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """What a view has for that: docstring, constants, helpers that mods use, and the mods as functions."""

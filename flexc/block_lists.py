@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from flexc.errors import InvalidBlockMask
-from flexc.ir.arrays import Arrays
-from flexc.ir.blockmap import BlockMap, TileKind
-from flexc.ir.runs import Segments, TileGrid, pack
+from flexc.ir.blockmap import BlockMap, TileKind, from_segments
+from flexc.ir.runs import Segments, TileGrid
 
 LEAST_BLOCK_SIZE = 16
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -89,7 +88,7 @@ def from_lists(partial: BlockLists, full: BlockLists | None, extent: TileGrid) -
     row, column, kind = row[fresh], column[fresh], kind[fresh]
     batch, heads = partial.counts.shape[:2]
     grid = replace(extent, batch=batch, heads=heads)
-    return _map_of(grid, row, column, column + 1, kind)
+    return from_segments(grid, Segments(row, column, column + 1, kind))
 
 
 def select_rows(block_map: BlockMap, rows: Array, extent: TileGrid) -> BlockMap:
@@ -106,7 +105,7 @@ def select_rows(block_map: BlockMap, rows: Array, extent: TileGrid) -> BlockMap:
     end = np.minimum(end, extent.kv_blocks)
     kept = first < end
     grid = replace(extent, batch=rows.shape[0], heads=rows.shape[1])
-    return _map_of(grid, of_row[kept], first[kept], end[kept], kind[kept])
+    return from_segments(grid, Segments(of_row[kept], first[kept], end[kept], kind[kept]))
 
 
 def rank_tiles(listed: Array, descending: bool) -> Array:
@@ -155,18 +154,3 @@ def _spread(starts: Array, stops: Array) -> tuple[Array, Array]:
     owner = np.repeat(np.arange(len(counts)), counts)
     begins = np.cumsum(counts) - counts
     return owner, np.arange(len(owner)) - begins[owner] + starts[owner]
-
-
-def _map_of(grid: TileGrid, row: Array, first: Array, end: Array, kind: Array) -> BlockMap:
-    """The map of disjoint segments; neighbours are joined, and no block over the kv length stays full."""
-    packed = pack(grid, Arrays(np), Segments(row, first, end, kind))
-    return BlockMap(
-        grid.q_len,
-        grid.kv_len,
-        grid.block_q,
-        grid.block_kv,
-        grid.batch,
-        grid.heads,
-        packed.offsets,
-        packed.runs,
-    )

@@ -10,23 +10,8 @@ from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
-from flexc.frontend.value import Value
+from flexc.frontend.value import STORAGES, Value
 from flexc.ir.spec import AttentionSpec
-from flexc.ir.types import Storage
-
-STORAGE = {
-    torch.bool: Storage.BOOL,
-    torch.uint8: Storage.U8,
-    torch.int8: Storage.I8,
-    torch.int16: Storage.I16,
-    torch.int32: Storage.I32,
-    torch.int64: Storage.I64,
-    torch.float8_e4m3fn: Storage.FP8E4M3,
-    torch.float16: Storage.FP16,
-    torch.bfloat16: Storage.BF16,
-    torch.float32: Storage.FP32,
-    torch.float64: Storage.FP64,
-}
 
 
 def spec_of(call: AttentionCall) -> AttentionSpec:
@@ -58,9 +43,9 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         captures=call.mods.captures,
         head_dim=q.shape[3],
         head_dim_v=v.shape[3],
-        q_storage=STORAGE[q.dtype],
-        k_storage=STORAGE[k.dtype],
-        v_storage=STORAGE[v.dtype],
+        q_storage=STORAGES[q.dtype],
+        k_storage=STORAGES[k.dtype],
+        v_storage=STORAGES[v.dtype],
         blocks=blocks,
         has_sinks=call.sinks is not None,
         return_lse=call.return_lse,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from flexc.artifact import Artifact
-from flexc.callspec import STORAGE, unit_strides
+from flexc.callspec import unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.choice import design_named
 from flexc.codegen.blocks import choose_blocks
 from flexc.errors import UnsupportedDtype, UnsupportedHeadDim
-from flexc.frontend.value import Value
+from flexc.frontend.value import STORAGES, Value
 from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
@@ -69,7 +69,7 @@ def compile(
 
     checked = check_options(options)
     mods, values, _ = resolve(score_mod, mask_mod)
-    storage = STORAGE[dtype]
+    storage = STORAGES[dtype]
     spec = AttentionSpec(
         score=mods.score,
         mask=mods.mask,

@@ -19,7 +19,7 @@ from flexc.cpu_tiles import BLOCK_KV, BLOCK_Q, Cut, Tile, computed_in, inputs_of
 from flexc.ir.blockmap import BlockMap
 from flexc.map_cache import effective_block_map
 from flexc.philox import survivors_weight
-from flexc.values import weigh_values
+from flexc.weigh_values import weigh_values
 from flexc.workers import run_each
 
 

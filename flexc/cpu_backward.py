@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from flexc.call import AttentionCall, Gradients
-from flexc.columns import Chunk
+from flexc.chunks import Chunk
 from flexc.cpu_captured import Captured, Lane, add_scattered
 from flexc.cpu_tiles import (
     BLOCK_KV,
@@ -45,7 +45,7 @@ from flexc.ir.build import input_
 from flexc.ir.ops import Input
 from flexc.map_cache import effective_block_map
 from flexc.philox import survivors_weight
-from flexc.values import weigh_values
+from flexc.weigh_values import weigh_values
 from flexc.workers import run_each
 
 Wanted = frozenset[str | int]

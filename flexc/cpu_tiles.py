@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flexc.call import AttentionCall
-from flexc.columns import Chunk, chunks, runs_of_row
+from flexc.chunks import Chunk, chunks, runs_of_row
 from flexc.ir.blockmap import BlockMap
 from flexc.ir.evaluate import Env, evaluate_all
 from flexc.ir.expr import Expr

@@ -8,7 +8,7 @@ import torch
 
 from flexc.artifact import Artifact
 from flexc.call import Result
-from flexc.callspec import STORAGE, is_aligned
+from flexc.callspec import is_aligned
 from flexc.check import (
     check_block_map,
     check_blocks,
@@ -29,7 +29,7 @@ from flexc.errors import (
     UnsupportedTarget,
 )
 from flexc.execute import readable
-from flexc.frontend.value import Value
+from flexc.frontend.value import STORAGES, Value
 from flexc.gpu_facts import target_of
 from flexc.launch import Launch
 
@@ -95,7 +95,7 @@ def check_fits(
     takes = {a.source: a for a in artifact.arguments}
     for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
         made_for = takes[source].type
-        if made_for != f"*{STORAGE[x.dtype].value}":
+        if made_for != f"*{STORAGES[x.dtype].value}":
             raise UnsupportedDtype(f"the kernel was made for {name} of type {made_for[1:]}, not {x.dtype}")
     for name, size, of in (
         ("q and k", q.shape[3], artifact.head_dim),

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from flexc.call import AttentionCall, Result
-from flexc.callspec import STORAGE
 from flexc.codegen.arguments import Argument
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
+from flexc.frontend.value import STORAGES
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.stretches import stretches
 from flexc.map_cache import effective_block_map
@@ -77,7 +77,7 @@ def entry_of(generated: GeneratedKernel) -> Any:
     return getattr(import_file(path), generated.entry)
 
 
-_DTYPES = {f"*{storage.value}": dtype for dtype, storage in STORAGE.items()} | {"*i1": torch.int8}
+_DTYPES = {f"*{storage.value}": dtype for dtype, storage in STORAGES.items()} | {"*i1": torch.int8}
 
 
 def at_address(argument: Argument, value: int | float) -> int | float | torch.Tensor:

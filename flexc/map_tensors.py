@@ -60,9 +60,7 @@ def _made(blocks: list[torch.Tensor], form: str, grid: TileGrid) -> Map:
         full = BlockLists(blocks[2], blocks[3]) if len(blocks) == 4 else None
         return from_lists(BlockLists(blocks[0], blocks[1]), full, replace(grid, batch=1, heads=1))
     offsets, runs = (x.cpu().numpy() for x in blocks)
-    return BlockMap(
-        grid.q_len, grid.kv_len, grid.block_q, grid.block_kv, grid.batch, grid.heads, offsets, runs
-    )
+    return BlockMap.on(grid, offsets, runs)
 
 
 def _key(blocks: list[torch.Tensor], shape: MapShape, q_len: int, kv_len: int) -> tuple[object, ...]:

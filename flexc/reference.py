@@ -19,7 +19,7 @@ from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input
 from flexc.philox import kept, survivors_weight
-from flexc.values import weigh_values
+from flexc.weigh_values import weigh_values
 
 
 def run(call: AttentionCall) -> Result:

@@ -17,12 +17,9 @@ from flexc.errors import UnsupportedCapture
 from flexc.frontend.value import Value
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
-from flexc.ir.types import Storage
+from flexc.ir.types import SHORT_NUMBER, Storage
 from flexc.ir.wire import from_wire, to_wire
 from flexc.lru import LRU
-
-_SHORT = 2**30
-"""Integers below it are passed in 32 bits: kernels may add an index to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ def join_values(
 def _integer(capture: Capture, value: int) -> int | bool:
     if capture.storage is Storage.BOOL:
         return bool(value)
-    if capture.storage is Storage.I32 and not -_SHORT < value < _SHORT:
+    if capture.storage is Storage.I32 and abs(value) >= SHORT_NUMBER:
         raise UnsupportedCapture(
             f"the captured number `{capture.name}` is {value}, and was compiled as one of 32 bits",
             hint="capture it as a 0-dim int64 tensor",

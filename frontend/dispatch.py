@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from torch.overrides import TorchFunctionMode
 
 from flexc.errors import MutationInMod, UnsupportedOperation
-from flexc.frontend.proxy import _OPERATORS, OPERATIONS
+from flexc.frontend.proxy import OPERATIONS, OPERATORS
 from flexc.frontend.real import call_real, operands
 from flexc.frontend.span import span_here
 
 if TYPE_CHECKING:
     from flexc.frontend.tracer import Tracer
 
-_REFLECTED = {f"__r{name}__": operation for name, operation in _OPERATORS.items()} | {
+_REFLECTED = {f"__r{name}__": operation for name, operation in OPERATORS.items()} | {
     "__rdiv__": "true_divide"
 }
-_PLAIN = {f"__{name}__": operation for name, operation in _OPERATORS.items()} | {
+_PLAIN = {f"__{name}__": operation for name, operation in OPERATORS.items()} | {
     "__div__": "true_divide",
     "__neg__": "neg",
     "__pos__": "positive",

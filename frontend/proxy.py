@@ -205,7 +205,7 @@ _CONVERSIONS = {
     "numpy": (".numpy() needs an array", "use the value as it is"),
 }
 
-_OPERATORS = {
+OPERATORS = {
     "add": "add",
     "sub": "sub",
     "mul": "mul",
@@ -220,6 +220,7 @@ _OPERATORS = {
     "xor": "bitwise_xor",
     "matmul": "matmul",
 }
+"""Python's binary operators, without underscores, by what torch calls each."""
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _UNARY = {"neg": "neg", "pos": "positive", "invert": "bitwise_not", "abs": "abs"}
 
@@ -251,7 +252,7 @@ def _unary(name: str) -> Callable[[Traced], Any]:
 
 
 def _install() -> None:
-    for dunder, name in _OPERATORS.items():
+    for dunder, name in OPERATORS.items():
         setattr(Traced, f"__{dunder}__", _operator(name))
         setattr(Traced, f"__r{dunder}__", _reflected(name))
         setattr(Traced, f"__i{dunder}__", _in_place(name))

@@ -18,8 +18,8 @@ from flexc.frontend.proxy import Traced
 from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
 from flexc.frontend.source import source_of
 from flexc.frontend.span import span_of_traceback
-from flexc.frontend.tracer import Slot, Tracer, number_storage
-from flexc.frontend.value import Value
+from flexc.frontend.tracer import Slot, Tracer
+from flexc.frontend.value import Value, number_storage
 from flexc.frontend.watch import Checks, Watch
 from flexc.ir import build
 from flexc.ir.graph import Capture, ModGraph, ModKind

@@ -15,35 +15,11 @@ from flexc.frontend.numbers import TracedNumber, traced_number
 from flexc.frontend.proxy import OPERATIONS, Traced
 from flexc.frontend.real import call_real, realisable
 from flexc.frontend.span import span_here
+from flexc.frontend.value import STORAGES, number_storage
 from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture
 from flexc.ir.types import Storage
-
-STORAGES = {
-    torch.bool: Storage.BOOL,
-    torch.uint8: Storage.U8,
-    torch.int8: Storage.I8,
-    torch.int16: Storage.I16,
-    torch.int32: Storage.I32,
-    torch.int64: Storage.I64,
-    torch.float8_e4m3fn: Storage.FP8E4M3,
-    torch.float16: Storage.FP16,
-    torch.bfloat16: Storage.BF16,
-    torch.float32: Storage.FP32,
-    torch.float64: Storage.FP64,
-}
-
-
-def number_storage(value: int | float | bool) -> Storage | None:
-    """How a Python number is passed to a kernel; None for an integer of more than 64 bits."""
-    if isinstance(value, bool):
-        return Storage.BOOL
-    if isinstance(value, float):
-        return Storage.FP32
-    if -(2**30) < value < 2**30:  # kernels may add an index to it without overflow
-        return Storage.I32
-    return Storage.I64 if -(2**63) <= value < 2**63 else None
 
 
 @dataclass(frozen=True, slots=True)

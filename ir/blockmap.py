@@ -48,6 +48,14 @@ class BlockMap:
     runs: Array  # int32 [n_runs, 3]
     decided: Mapping[str, int] = field(default_factory=dict)  # tiles by step
 
+    @classmethod
+    def on(
+        cls, grid: TileGrid, offsets: Array, runs: Array, decided: Mapping[str, int] | None = None
+    ) -> BlockMap:
+        """The map of these runs over the tiles of `grid`."""
+        sizes = (grid.q_len, grid.kv_len, grid.block_q, grid.block_kv, grid.batch, grid.heads)
+        return cls(*sizes, offsets, runs, {} if decided is None else decided)
+
     @property
     def grid(self) -> TileGrid:
         """The lengths and block sizes."""
@@ -131,7 +139,7 @@ class BlockMap:
         """
         grid = self.grid.transposed()
         offsets, runs = transposition(self.grid, arrays_of(self.runs), self.segments())
-        return _map_of(grid, Packed(offsets, runs), self.decided)
+        return BlockMap.on(grid, offsets, runs, self.decided)
 
     def intersect(self, other: BlockMap) -> BlockMap:
         """The lesser kind of each tile: what two masks together allow, as far as tiles tell.
@@ -144,15 +152,8 @@ class BlockMap:
         batch = _common(self.batch, other.batch, "batches")
         heads = _common(self.heads, other.heads, "heads")
         one, two = self.expand(batch, heads), other.expand(batch, heads)
-        return _map_of(
-            one.grid, intersection(one.grid, arrays_of(self.runs), one.segments(), two.segments()), {}
-        )
-
-
-def _map_of(grid: TileGrid, packed: Packed, decided: Mapping[str, int]) -> BlockMap:
-    return BlockMap(
-        grid.q_len, grid.kv_len, grid.block_q, grid.block_kv, grid.batch, grid.heads, *packed, decided
-    )
+        packed = intersection(one.grid, arrays_of(self.runs), one.segments(), two.segments())
+        return BlockMap.on(one.grid, *packed)
 
 
 def _position(index: int, length: int, what: str) -> int:
@@ -191,7 +192,7 @@ def from_segments(grid: TileGrid, segments: Segments) -> BlockMap:
 
     Neighbours of one kind are joined; a FULL tile that hangs over `kv_len` becomes PARTIAL.
     """
-    return _map_of(grid, pack(grid, arrays_of(segments.row), segments), {})
+    return BlockMap.on(grid, *pack(grid, arrays_of(segments.row), segments))
 
 
 def build_block_map(
@@ -225,4 +226,4 @@ def build_block_map(
     )
     arrays = Arrays(xp, device)
     decisions = classify(mask, values, grid, arrays, budget=budget, workspace=workspace)
-    return _map_of(grid, pack(grid, arrays, decisions.segments), decisions.decided)
+    return BlockMap.on(grid, *pack(grid, arrays, decisions.segments), decisions.decided)

@@ -53,13 +53,8 @@ def from_stretches(grid: TileGrid, offsets: Array, walk: Array) -> BlockMap:
     runs = runs[runs[:, 1] < runs[:, 2]]
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     counts = np.bincount(runs[:, 0], minlength=grid.rows)
-    return BlockMap(
-        grid.q_len,
-        grid.kv_len,
-        grid.block_q,
-        grid.block_kv,
-        grid.batch,
-        grid.heads,
+    return BlockMap.on(
+        grid,
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         runs[:, 1:].astype(np.int32),
     )

@@ -86,3 +86,7 @@ _ITEMSIZE = {
     Storage.FP32: 4,
     Storage.FP64: 8,
 }
+
+
+SHORT_NUMBER = 2**30
+"""Integers below it are passed to a kernel in 32 bits: it may add an index to one without overflow."""
