@@ -33,6 +33,7 @@ def compile(
     backward: bool = False,
     return_lse: bool = False,
     sinks: bool = False,
+    dropout: bool = False,
     backend: str = "auto",
     options: Mapping[str, object] | None = None,
 ) -> Kernel:
@@ -49,6 +50,8 @@ def compile(
             require one. The forward then writes the log-sum-exp, which they read.
         return_lse: whether the kernel writes the log-sum-exp.
         sinks: whether it takes sinks.
+        dropout: whether it drops weights, and with `backward` the backward with it; the probability is given
+            at each call.
         backend: "auto", or the kernels of "triton" or "hopper".
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
             blocks ("map": from a block map, though the mask has a closed form), backward_fused (whether one
@@ -87,6 +90,7 @@ def compile(
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
+        dropout=dropout,
     )
     design, suited = design_named(backend, spec, target, checked)
     kernel = kernel_for(suited, target, checked, mods.sources, design)

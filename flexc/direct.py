@@ -9,6 +9,7 @@ import torch
 from flexc.artifact import Artifact
 from flexc.call import Result
 from flexc.callspec import is_aligned
+from flexc.capture_fit import check_captures_fit
 from flexc.check import (
     check_block_map,
     check_blocks,
@@ -28,7 +29,7 @@ from flexc.errors import (
     UnsupportedHeadDim,
     UnsupportedTarget,
 )
-from flexc.execute import readable
+from flexc.execute import new_seed, readable
 from flexc.frontend.value import STORAGES, Value
 from flexc.gpu_facts import target_of
 from flexc.launch import Launch
@@ -49,6 +50,7 @@ def run_kernel(
     block_map: BlockMap | DeviceMap | None,
     scale: float,
     sinks: torch.Tensor | None,
+    dropout_p: float = 0.0,
 ) -> Result:
     """Launch `kernel`. See `Kernel.__call__`.
 
@@ -62,13 +64,25 @@ def run_kernel(
     check_target(artifact.target, target_of(q.device.index).name)
     q, k, v = readable(q), readable(k), readable(v)
     check_fits(artifact, q, k, v, sinks)
+    check_numbers_fit(artifact, scale, dropout_p)
     check_map_fits(artifact, q, k, block_map)
     check_captures(tuple(c.name for c in artifact.captures), values, q.device)
+    check_captures_fit(artifact, values)
     check_closed_form(artifact.requires, values, q.shape[2], k.shape[2])
     if 0 in k.shape[:3] or 0 in q.shape[:3]:
         return without_keys(q, v, sinks, lse=kernel.returns_lse)
     return Launch(
-        kernel, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks, out=None
+        kernel,
+        q,
+        k,
+        v,
+        values=values,
+        block_map=block_map,
+        scale=scale,
+        sinks=sinks,
+        out=None,
+        dropout_p=dropout_p,
+        dropout_seed=new_seed(q.device) if dropout_p else 0,
     ).run()
 
 
@@ -123,6 +137,24 @@ def check_fits(
         )
     if sinks is not None:
         check_sinks(sinks, q)
+
+
+def check_numbers_fit(artifact: Artifact, scale: float, dropout_p: float) -> None:
+    """The scale is positive, and weights are dropped if and only if the kernel does that.
+
+    Raises UnsupportedFeature.
+    """
+    if not scale > 0:
+        raise UnsupportedFeature(
+            f"the kernel was made for scales above 0, and scale is {scale}",
+            hint="call flexc.attention, which takes a kernel for any scale",
+        )
+    drops = any(a.source is Source.DROPOUT_SEED for a in artifact.arguments)
+    if drops != (dropout_p > 0):
+        raise UnsupportedFeature(
+            "the kernel was compiled with dropout" if drops else "the kernel was compiled without dropout",
+            hint="pass dropout_p=, above 0" if drops else "flexc.compile(..., dropout=True)",
+        )
 
 
 def check_map_fits(

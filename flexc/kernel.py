@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -131,12 +130,13 @@ class Kernel:
         block_mask: BlockMask | TorchBlockMask | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
         captures: Mapping[str, Value] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run this kernel on q (B, Hq, L, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv) of its dtypes.
 
         A kernel that visits the blocks of a map, see `explain()`, needs `block_mask`. A loaded kernel needs
-        what its mods captured, by name.
+        what its mods captured, by name; one made with `dropout=True`, a `dropout_p` above 0.
 
         Returns:
             out (B, Hq, L, Dv), and lse (B, Hq, L) or None where the kernel was made without it.
@@ -144,16 +144,26 @@ class Kernel:
         Raises:
             FlexcError: tensors, captures or a block mask that it can't serve.
         """
+        from flexc.check import check_dropout, check_scale
         from flexc.direct import run_kernel
 
         values = self._bound(captures)
-        scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         block_map = None
         if block_mask is not None:
             from flexc.block_mask import as_block_mask
 
             block_map = as_block_mask(block_mask).block_map
-        return run_kernel(self, q, k, v, values=values, block_map=block_map, scale=scale, sinks=sinks)
+        return run_kernel(
+            self,
+            q,
+            k,
+            v,
+            values=values,
+            block_map=block_map,
+            scale=check_scale(scale, self._artifact.head_dim),
+            sinks=sinks,
+            dropout_p=check_dropout(dropout_p),
+        )
 
     def _bound(self, captures: Mapping[str, Value] | None) -> tuple[Value, ...]:
         names = [c.name for c in self._artifact.captures]

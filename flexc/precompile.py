@@ -34,12 +34,13 @@ class Job:
     head_dim: int
     dtype: str
     backward: bool = False
+    dropout: bool = False
 
     @property
     def folder(self) -> str:
         """Where the kernel goes, below the output folder."""
-        backward = "-backward" if self.backward else ""
-        return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}{backward}"
+        parts = "-backward" * self.backward + "-dropout" * self.dropout
+        return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}{parts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def plan_jobs(
     dtypes: Sequence[str],
     *,
     backward: bool = False,
+    dropout: bool = False,
 ) -> list[Job]:
     """A job for every combination. `FILE.py` without a name stands for all that is decorated in it.
 
@@ -68,7 +70,7 @@ def plan_jobs(
     """
     found = [(text.partition(":")[0], named.name) for text in mods for named in load_mods(text)]
     return [
-        Job(f"{file}:{name}", name, target, head_dim, dtype, backward)
+        Job(f"{file}:{name}", name, target, head_dim, dtype, backward, dropout)
         for file, name in found
         for target in targets
         for head_dim in head_dims
@@ -103,6 +105,7 @@ def make(job: Job, folder: Path) -> Made:
             dtype=DTYPES[job.dtype],
             target=job.target,
             backward=job.backward,
+            dropout=job.dropout,
         )
         kernel.save(folder / job.folder)
     except (FlexcError, InternalError, OSError) as error:

@@ -7,6 +7,7 @@ import dis
 from flexc.frontend.span import user_frame
 
 _GENERAL = "combine conditions with `&`, `|`, `~`, and choose values with torch.where(condition, a, b)"
+_BRANCH = "write torch.where(condition, a, b) in place of `if`; combine conditions with `&`, `|`, `~`"
 _HINTS = {
     "JUMP_IF_FALSE_OR_POP": "write `(a) & (b)` in place of `a and b` or `x < y < z`",
     "JUMP_IF_TRUE_OR_POP": "write `(a) | (b)` in place of `a or b`",
@@ -26,5 +27,5 @@ def branch_hint() -> str:
         return _GENERAL
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset == frame.f_lasti:
-            return _HINTS.get(instruction.opname, f"write torch.where(condition, a, b); {_GENERAL}")
+            return _HINTS.get(instruction.opname, _BRANCH)
     return _GENERAL

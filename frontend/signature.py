@@ -68,18 +68,37 @@ def _binds(function: Callable[..., Any], wanted: int) -> bool:
 def _wrong_arity(function: Callable[..., Any], kind: ModKind) -> WrongArity:
     arguments = ARGUMENTS[kind]
     other = ModKind.SCORE if kind is ModKind.MASK else ModKind.MASK
-    signature = inspect.signature(function)
+    signature = _without_annotations(inspect.signature(function))
+    names = list(signature.parameters)
+    makes = inspect.signature(function).return_annotation in _MADE
     hint = f"write `def {_identifier(function)}({', '.join(arguments)})`"
-    if signature.return_annotation in _MADE:
+    required = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.default is inspect.Parameter.empty
+    ]
+    if makes:
         hint = f"it makes a mod: call it and pass the result, {name_of(function)}(...)"
-    elif len(signature.parameters) == len(ARGUMENTS[other]):
+    elif required:
+        bound = ", ".join(f"{name}=..." for name in required)
+        hint = f"bind them before: functools.partial({name_of(function)}, {bound})"
+    elif names[:1] in (["self"], ["cls"]):
+        hint = (
+            f"a method is a mod once it is bound: pass self.{name_of(function)}, or decorate it in __init__"
+        )
+    elif len(names) == len(ARGUMENTS[other]):
         hint = f"it takes the arguments of a {other.value}: pass it as {other.value}=, or {hint}"
-    code = code_of(function)
+    code = None if makes else code_of(function)  # its maker is no code of the user's
     return WrongArity(
         f"`{name_of(function)}` takes {signature}; a {kind.value} is called with ({', '.join(arguments)})",
         hint=hint,
         span=None if code is None else span_of_code(code, _def_line(code)),
     )
+
+
+def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return inspect.Signature(parameters)
 
 
 def _identifier(function: Callable[..., Any]) -> str:
@@ -106,9 +125,9 @@ def check_result(tracer: Tracer, result: Any, kind: ModKind, function: Callable[
         raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", function)
     value = tracer.lift(result)
     if value.sizes:
-        shape = ", ".join(str(int(size)) for size in value.sizes)
+        shape = tuple(int(size) for size in value.sizes)
         raise _wrong_result(
-            f"a tensor of shape ({shape})",
+            f"a tensor of shape {shape}",
             kind,
             "index every dimension of captured tensors, or reduce: `.any(-1)`, `.sum(-1)`",
             function,

@@ -114,6 +114,12 @@ def _run(tracer: Tracer, function: Callable[..., Any], kind: ModKind) -> Any:
         with TracingMode(tracer):
             return function(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
     except TypeError as error:
+        if "__array_ufunc__" in str(error):
+            raise UnsupportedOperation(
+                "mods cannot use functions of numpy on traced values",
+                hint="use torch: the function of the same name, as torch.abs(x) for np.abs(x)",
+                span=span_of_traceback(error.__traceback__),
+            ) from error
         if isinstance(error, FlexcError) or not _TORCH_REFUSES.search(str(error)):
             raise
         raise UnsupportedOperation(

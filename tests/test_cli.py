@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import flexc
+from flexc.bench.cases import CASES
+from flexc.bench.peers import PEERS
 from flexc.cli import main
 
 MODS = """
@@ -76,6 +78,14 @@ def test_help(run: Run, command: str) -> None:
     result = run(command, "--help")
     assert result.code == 0
     assert "Usage:" in result.out
+
+
+def test_help_of_bench_names_every_case_and_peer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("bench", "--help").out
+    assert "…" not in out
+    for name in (*CASES, *(peer.name for peer in PEERS)):
+        assert name in out
 
 
 @pytest.mark.parametrize(
@@ -171,6 +181,16 @@ def test_precompile_reports_what_failed(run: Run, mods: Path, tmp_path: Path) ->
     assert "branches" in result.err
     (entry,) = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
     assert "BranchOnTracedValue" in entry["error"]
+
+
+def test_precompile_with_dropout(run: Run, mods: Path, tmp_path: Path) -> None:
+    result = run(
+        *("precompile", f"{mods}:window", "--targets", "sm80", "--head-dims", 32, "-o", tmp_path / "made"),
+        *("--dropout", "-j", 1),
+    )
+    assert result.code == 0
+    kernel = flexc.load(tmp_path / "made" / "window-sm80-d32-bf16-dropout")
+    assert "seed_ptr" in kernel.source
 
 
 def test_precompile_into_a_file(run: Run, mods: Path) -> None:

@@ -36,27 +36,29 @@ def bench(
         str | None, typer.Argument(metavar="[FILE.py:NAME]", help="Your own mods instead of --cases.")
     ] = None,
     cases: Annotated[
-        str | None, typer.Option(help=f"Any of {','.join(CASES)}. [default: all; on a CPU the small ones]")
+        str | None, typer.Option(help=f"Any of {', '.join(CASES)}; by default all, on a CPU the small ones.")
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="[default: 4096,16384; on a CPU 1024]")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Sequence lengths; by default 4096,16384, on a CPU 1024.")
+    ] = None,
     head_dims: Annotated[str, typer.Option(help="Head dimensions.")] = "64,128",
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Batch x length. [default: the longest length]")
+        int | None, typer.Option(min=1, help="Batch x length; by default the longest length.")
     ] = None,
     hidden: Annotated[
-        int | None, typer.Option(min=1, help="Heads x head dim. [default: 2048; on a CPU 256]")
+        int | None, typer.Option(min=1, help="Heads x head dim; by default 2048, on a CPU 256.")
     ] = None,
     dtype: DtypeOption = Dtype.BF16,
     peers: Annotated[
-        str, typer.Option(help=f"Any of {','.join(p.name for p in PEERS)}. [default: all]")
+        str, typer.Option(help=f"Any of {', '.join(p.name for p in PEERS)}; by default all.")
     ] = "",
-    directions: Annotated[str, typer.Option(help="Any of forward,backward.")] = "forward,backward",
+    directions: Annotated[str, typer.Option(help="Any of forward, backward.")] = "forward,backward",
     rounds: Annotated[int, typer.Option(min=3, help="Timed calls of each peer, in turns.")] = 20,
     budget: Annotated[
         float | None, typer.Option(min=1, help="Seconds for all; drops rounds, and what does not compile.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Processes that compile. [default: one a core]")
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes that compile; by default one a core.")
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Also write to this file after each cell: .md, otherwise JSON.")

@@ -28,8 +28,9 @@ def precompile(
     head_dims: Annotated[str, typer.Option(help="Head dimensions, separated by commas.")] = "64,128",
     dtypes: Annotated[str, typer.Option(help="bf16, fp16, fp32, separated by commas.")] = "bf16",
     backward: Annotated[bool, typer.Option("--backward", help="The kernels of the backward too.")] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Kernels that drop weights.")] = False,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Processes. [default: one a core]")
+        int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one a core.")
     ] = None,
 ) -> None:
     """Compile kernels in parallel, for GPUs that need not be here: sources, machine code, manifest.json."""
@@ -40,6 +41,7 @@ def precompile(
         split_numbers(head_dims, "--head-dims"),
         [dtype.value for dtype in split_dtypes(dtypes, "--dtypes")],
         backward=backward,
+        dropout=dropout,
     )
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,10 @@ def uses_not(b, h, q_idx, kv_idx):
     return not q_idx >= kv_idx
 
 
+def calls_a_ufunc(b, h, q_idx, kv_idx):
+    return np.abs(q_idx - kv_idx) < 3
+
+
 def chains(b, h, q_idx, kv_idx):
     return 0 <= q_idx < 9
 
@@ -229,6 +233,7 @@ CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
     (assigns_a_global, errors.MutationInMod, "COUNT", "local name"),
     (complex_capture, errors.UnsupportedCapture, "COMPLEX[h]", "convert it before"),
     (huge_capture, errors.UnsupportedCapture, "q_idx < HUGE", "float"),
+    (calls_a_ufunc, errors.UnsupportedOperation, "np.abs(q_idx - kv_idx)", "torch.abs(x)"),
     (strings, errors.UnsupportedOperation, 'torch.where(q_idx >= kv_idx, "a", q_idx)', "arguments"),
 ]
 
@@ -278,7 +283,7 @@ def test_classes_derive_from_builtins() -> None:
         (lambda b, h, q_idx, kv_idx: None, "None"),
         (lambda b, h, q_idx, kv_idx: (q_idx, kv_idx), "a tuple"),
         (lambda b, h, q_idx, kv_idx: q_idx, "torch.int32"),
-        (lambda b, h, q_idx, kv_idx: TABLE[h] > 0, r"shape \(9\)"),
+        (lambda b, h, q_idx, kv_idx: TABLE[h] > 0, r"shape \(9,\)"),
         (lambda b, h, q_idx, kv_idx: 0.5, "torch.float32"),
     ],
 )
@@ -306,6 +311,39 @@ def test_return_span_is_the_return() -> None:
     with pytest.raises(errors.WrongReturnType) as caught:
         trace(lambda b, h, q_idx, kv_idx: q_idx - kv_idx, ModKind.MASK)
     assert underlined(caught.value) == "q_idx - kv_idx"
+
+
+def test_a_method_that_is_not_bound() -> None:
+    def window(self, b, h, q_idx, kv_idx):
+        return kv_idx < self.size
+
+    with pytest.raises(errors.WrongArity) as caught:
+        mask_mod(window)
+    assert "pass self.window" in (caught.value.hint or "")
+    assert "score_mod" not in (caught.value.hint or "")
+
+
+def test_a_keyword_without_a_value() -> None:
+    def window(b, h, q_idx, kv_idx, *, size):
+        return q_idx - kv_idx < size
+
+    with pytest.raises(errors.WrongArity) as caught:
+        mask_mod(window)
+    assert caught.value.hint == "bind them before: functools.partial(window, size=...)"
+
+
+def test_a_maker_of_masks_that_was_not_called() -> None:
+    with pytest.raises(errors.WrongArity) as caught:
+        as_mask_mod(masks.sliding_window)
+    assert caught.value.message.startswith("`sliding_window` takes (W); ")
+    assert caught.value.span is None  # its code is flexc's, not the user's
+    assert "sliding_window(...)" in (caught.value.hint or "")
+
+
+def test_a_branch_is_told_once_what_to_write() -> None:
+    with pytest.raises(errors.BranchOnTracedValue) as caught:
+        trace(branches, ModKind.MASK)
+    assert (caught.value.hint or "").count("torch.where") == 1
 
 
 def test_wrong_arity() -> None:

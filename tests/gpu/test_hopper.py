@@ -204,3 +204,13 @@ def test_a_compiled_kernel_is_called() -> None:
     assert sums is not None
     assert (nothing == 0).all()
     assert (sums == -torch.inf).all()
+
+
+def test_a_compiled_kernel_drops_the_weights_that_attention_drops() -> None:
+    kernel = flexc.compile(mask_mod=masks.causal, head_dim=64, dropout=True, backend="hopper")
+    q, k, v = _qkv(300, 333)
+    torch.manual_seed(3)
+    out, _ = kernel(q, k, v, dropout_p=0.25)
+    torch.manual_seed(3)
+    expected = flexc.attention(q, k, v, mask_mod=masks.causal, dropout_p=0.25, backend="hopper")
+    assert torch.equal(out, expected)

@@ -9,7 +9,8 @@ import torch
 
 import flexc
 from flexc import masks
-from flexc.direct import check_fits, check_map_fits, check_target, without_keys
+from flexc.capture_fit import check_captures_fit
+from flexc.direct import check_fits, check_map_fits, check_numbers_fit, check_target, without_keys
 from flexc.errors import (
     BlockMaskMismatch,
     FlexcError,
@@ -82,6 +83,53 @@ def test_sinks() -> None:
         check_fits(made[True].artifact, *_qkv(), None)
     with pytest.raises(ShapeMismatch, match=r"sinks has shape \(3,\)"):
         check_fits(made[True].artifact, *_qkv(), sinks[:3])
+
+
+def test_dropout_and_scale(kernel: Kernel) -> None:
+    drops = flexc.compile(head_dim=64, dropout=True)
+    check_numbers_fit(kernel.artifact, 0.125, 0.0)
+    check_numbers_fit(drops.artifact, 0.125, 0.1)
+    with pytest.raises(UnsupportedFeature, match="compiled without dropout") as caught:
+        check_numbers_fit(kernel.artifact, 0.125, 0.1)
+    assert "flexc.compile(..., dropout=True)" in (caught.value.hint or "")
+    with pytest.raises(UnsupportedFeature, match="compiled with dropout"):
+        check_numbers_fit(drops.artifact, 0.125, 0.0)
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(UnsupportedFeature, match="scales above 0"):
+            check_numbers_fit(kernel.artifact, scale, 0.0)
+
+
+def test_captures() -> None:
+    """A loaded kernel is given captures by name, which may be others than those it was compiled with."""
+    table = torch.zeros(4, 64)
+    size = 16
+
+    @flexc.score_mod
+    def biased(score, b, h, q_idx, kv_idx):
+        return score + table[h, kv_idx % size]
+
+    artifact = flexc.compile(score_mod=biased, head_dim=64).artifact
+    fitting: dict[str, torch.Tensor | float] = {"table": torch.ones(4, 32), "size": 8}
+
+    def check(**changes: Any) -> None:
+        given = fitting | changes
+        check_captures_fit(artifact, tuple(given[c.name] for c in artifact.captures))
+
+    check()
+    check(table=torch.ones(32, 2).T.contiguous())
+    with pytest.raises(LayoutMismatch, match=r"'table' with a last dimension that is contiguous") as caught:
+        check(table=torch.ones(64, 4).T)
+    assert "table.contiguous()" in (caught.value.hint or "")
+    with pytest.raises(UnsupportedDtype, match=r"'table' of type fp32, not torch\.float16"):
+        check(table=torch.ones(4, 32).half())
+    with pytest.raises(ShapeMismatch, match=r"2 dimension\(s\), not of shape \(32,\)"):
+        check(table=torch.ones(32))
+    with pytest.raises(UnsupportedDtype, match="for a tensor 'table', not the number 3"):
+        check(table=3)
+    with pytest.raises(UnsupportedDtype, match=r"'size' of type i32, which 0\.5 is not"):
+        check(size=0.5)
+    with pytest.raises(UnsupportedDtype, match="for a number 'size', not a tensor"):
+        check(size=torch.tensor(3))
 
 
 def test_block_masks(kernel: Kernel) -> None:

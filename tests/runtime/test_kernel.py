@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 
 import flexc
 from flexc import artifact, build, compiler, masks
+from flexc.build import is_loaded
+from flexc.call import AttentionCall
+from flexc.callspec import spec_of
 from flexc.check import check_closed_form
 from flexc.errors import (
     DeviceMismatch,
@@ -25,6 +29,7 @@ from flexc.errors import (
     UnsupportedTarget,
 )
 from flexc.kernel import Kernel
+from flexc.resolve import resolve
 
 SLOPES = torch.tensor([0.5, 0.25])
 OPTIONS = {"block_q": 64, "block_kv": 32, "num_warps": 4, "num_stages": 2}
@@ -223,6 +228,21 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert build.compilations == before
     assert again.backward_source == made.backward_source
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_kernels_with_dropout_serve_calls_with_dropout(tmp_path: Path) -> None:
+    """Saved and loaded, they are those that `flexc.attention` takes, forward and backward."""
+    made = flexc.compile(mask_mod=masks.causal, head_dim=32, target="sm80", dropout=True, backward=True)
+    assert "seed_ptr" in made.source
+    assert "seed_ptr" in made.backward_source
+    made.save(tmp_path / "kernel")
+    flexc.load(tmp_path / "kernel")
+    mods, values, _ = resolve(None, masks.causal)
+    x = torch.zeros(1, 2, 100, 32, dtype=torch.bfloat16)
+    call = AttentionCall(x, x, x, mods, values, None, 0.1, None, return_lse=True, out=None, allow_tf32=False)
+    assert is_loaded(spec_of(replace(call, dropout_p=0.2)), "sm80")
+    assert not is_loaded(spec_of(call), "sm80")
 
 
 def test_loop_bounds_of_a_kernel_hold_for_some_numbers_and_lengths_only(tmp_path: Path) -> None:
