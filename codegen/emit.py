@@ -72,7 +72,7 @@ HELPERS: dict[Op, str] = {
     Op.COS: "cosine",
     Op.POW: "power",
 }
-_LEAVES = frozenset({Op.CONST, Op.INPUT, Op.SCALAR, Op.SIZE, Op.LOAD, Op.CAST})
+_LEAVES = frozenset({Op.CONST, Op.INPUT, Op.SCALAR, Op.SIZE, Op.LOAD, Op.CAST, Op.DETACH})
 
 
 def emits(op: Op) -> bool:
@@ -351,6 +351,7 @@ _SPECIAL: dict[Op, Callable[[_Writer, Expr], tuple[str, int]]] = {
     Op.FLOORDIV: _Writer._floordiv,
     Op.MOD: _Writer._mod,
     Op.LOAD: _Writer._load,
+    Op.DETACH: lambda writer, node: writer.known[node.args[0]],
 }
 
 

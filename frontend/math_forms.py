@@ -239,6 +239,46 @@ def relu(x: Expr) -> Expr:
     return build.where(build.compare(Op.LE, x, zero), zero, x)
 
 
+def raised(x: Expr, bound: Expr) -> Expr:
+    """The larger of the two; where they are equal, the gradient is that of `x`, as torch.clamp has it."""
+    return maximum(x, bound) if _has_plain_bound(x, bound) else build.where(less(x, bound), bound, x)
+
+
+def lowered(x: Expr, bound: Expr) -> Expr:
+    """The smaller of the two; where they are equal, the gradient is that of `x`, as torch.clamp has it."""
+    return minimum(x, bound) if _has_plain_bound(x, bound) else build.where(less(bound, x), bound, x)
+
+
+def _has_plain_bound(x: Expr, bound: Expr) -> bool:
+    """Whether the adjoint of a minimum or maximum does the same: of numbers, and where nothing has one."""
+    return F32 not in (x.dtype, bound.dtype) or bound.op in (Op.CONST, Op.SCALAR)
+
+
+def hardtanh(x: Expr, low: Expr, high: Expr) -> Expr:
+    """`x` between two bounds; at and beyond them its derivative is 0, where torch.clamp has 1 at them."""
+    if x.dtype is not F32:
+        return minimum(maximum(x, low), high)
+    below, above = build.compare(Op.LE, x, low), build.compare(Op.LE, high, x)
+    return build.where(below, low, build.where(above, high, x))
+
+
+def fmax(a: Expr, b: Expr) -> Expr:
+    """The larger, or the one that is a number; where they are equal, the gradient is that of `a`."""
+    return build.where(build.logic(Op.OR, build.compare(Op.LE, b, a), is_nan(b)), a, b)
+
+
+def fmin(a: Expr, b: Expr) -> Expr:
+    """The smaller, or the one that is a number; where they are equal, the gradient is that of `a`."""
+    return build.where(build.logic(Op.OR, build.compare(Op.LE, a, b), is_nan(b)), a, b)
+
+
+def xlogy(a: Expr, b: Expr) -> Expr:
+    """`a log(b)`, and 0 where a is 0 and the logarithm infinite or NaN; b = NaN gives NaN."""
+    zero, b = build.const(0), build.cast(b, F32)
+    no_product = build.logic(Op.OR, build.compare(Op.LE, b, zero), equal(b, INF))
+    return build.where(build.logic(Op.AND, equal(a, zero), no_product), f32(0), mul(a, log(b)))
+
+
 def is_nan(x: Expr) -> Expr:
     """Whether x is NaN; integers never are."""
     return build.compare(Op.NE, x, x) if x.dtype is F32 else build.FALSE

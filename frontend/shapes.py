@@ -101,8 +101,8 @@ def requires_grad(tracer: Tracer, input: Any) -> bool:
         return bool(input.requires_grad)
 
 
-@operation("data", "real")
-def data(tracer: Tracer, input: Any) -> Traced:
+@operation("real")
+def real(tracer: Tracer, input: Any) -> Traced:
     """The tensor itself."""
     return tracer.lift(input)
 

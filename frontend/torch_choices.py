@@ -49,7 +49,7 @@ def masked_fill(tracer: Tracer, input: Any, mask: Any, value: Any) -> Traced:
 def clamp(tracer: Tracer, input: Any, min: Any = None, max: Any = None) -> Traced:
     """torch.clamp with numbers or tensors as bounds; the upper one wins."""
     result = tracer.lift(input)
-    bounds = ((min, forms.maximum), (max, forms.minimum))
+    bounds = ((min, forms.raised), (max, forms.lowered))
     for bound, form in bounds:
         if bound is not None:
             pair = (result, tracer.lift(bound))
@@ -74,7 +74,8 @@ def hardtanh(
     tracer: Tracer, input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
 ) -> Traced:
     """torch.nn.functional.hardtanh."""
-    return clamp(tracer, input, min_val, max_val)
+    operands = (tracer.lift(input), tracer.lift(min_val), tracer.lift(max_val))
+    return mapped(tracer, forms.hardtanh, operands, operands[0].dtype)
 
 
 @operation("round")
@@ -122,12 +123,20 @@ def _install_casts() -> None:
     }
     for name, dtype in casts.items():
         operation(name)(lambda tracer, input, *, dtype=dtype, **kwargs: to(tracer, input, dtype))
-    for name in ("contiguous", "detach", "cpu", "cuda", "view_as_real", "alias", "requires_grad_"):
-        if name != "view_as_real":
-            operation(name)(lambda tracer, input, *args, **kwargs: tracer.lift(input))
+    for name in ("contiguous", "cpu", "cuda", "alias", "requires_grad_"):
+        operation(name)(lambda tracer, input, *args, **kwargs: tracer.lift(input))
 
 
 _install_casts()
+
+
+@operation("detach", "data", "detach_copy")
+def detach(tracer: Tracer, input: Any) -> Traced:
+    """The values, through which no gradient goes."""
+    x = tracer.lift(input)
+    result = mapped(tracer, build.detach, (x,), x.dtype)
+    result.name, result.weak = x.name, x.weak
+    return result
 
 
 @operation("clone", "as_tensor", "asarray")

@@ -65,7 +65,7 @@ _FLOAT_FUNCTIONS: dict[str, Form] = {
     "deg2rad": lambda x: forms.mul(x, forms.f32(math.pi / 180)),
     "rad2deg": lambda x: forms.mul(x, forms.f32(180 / math.pi)),
     "hardsigmoid": lambda x: forms.div(
-        forms.minimum(forms.maximum(forms.add(x, forms.f32(3)), forms.f32(0)), forms.f32(6)), forms.f32(6)
+        forms.hardtanh(forms.add(x, forms.f32(3)), forms.f32(0), forms.f32(6)), forms.f32(6)
     ),
 }
 _SAME_TYPE_FUNCTIONS: dict[str, Form] = {
@@ -84,7 +84,7 @@ _SAME_TYPE_FUNCTIONS: dict[str, Form] = {
     "fix": forms.trunc,
     "frac": lambda x: forms.sub(x, forms.trunc(x)),
     "relu": forms.relu,
-    "relu6": lambda x: forms.minimum(forms.maximum(x, build.const(0)), build.const(6)),
+    "relu6": lambda x: forms.hardtanh(x, build.const(0), build.const(6)),
     "bitwise_not": lambda x: build.unary(Op.NOT if x.dtype is DType.BOOL else Op.BIT_NOT, x),
 }
 _PREDICATES: dict[str, Form] = {
@@ -120,12 +120,8 @@ _SAME_TYPE_PAIRS: dict[str, Form] = {
     "fmod": forms.fmod,
     "maximum": forms.maximum,
     "minimum": forms.minimum,
-    "fmax": lambda a, b: build.where(
-        forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.maximum(a, b))
-    ),
-    "fmin": lambda a, b: build.where(
-        forms.is_nan(a), b, build.where(forms.is_nan(b), a, forms.minimum(a, b))
-    ),
+    "fmax": forms.fmax,
+    "fmin": forms.fmin,
     "pow": forms.power,
     "bitwise_and": _bits(Op.AND, Op.BIT_AND),
     "bitwise_or": _bits(Op.OR, Op.BIT_OR),
@@ -138,9 +134,7 @@ _FLOAT_PAIRS: dict[str, Form] = {
     "true_divide": forms.div,
     "logaddexp": forms.logaddexp,
     "hypot": lambda a, b: build.unary(Op.SQRT, forms.add(forms.mul(a, a), forms.mul(b, b))),
-    "xlogy": lambda a, b: build.where(
-        forms.equal(a, build.const(0)), forms.f32(0), forms.mul(a, forms.log(b))
-    ),
+    "xlogy": forms.xlogy,
 }
 _COMPARISONS: dict[str, Form] = {
     "lt": forms.less,

@@ -105,13 +105,13 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     root = check_result(tracer, result, kind, function)
     graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
     verify(graph)
-    return _finish(graph, tracer, captures.watch)
+    return _finish(graph.shared(), tracer, captures.watch)
 
 
 def _run(tracer: Tracer, function: Callable[..., Any], kind: ModKind) -> Any:
     """The result on traced values; what torch's own argument checks refuse is located."""
     try:
-        with TracingMode(tracer):
+        with torch.enable_grad(), TracingMode(tracer):
             return function(*(_argument(tracer, name) for name in ARGUMENTS[kind]))
     except TypeError as error:
         if "__array_ufunc__" in str(error):

@@ -258,6 +258,8 @@ class Tracer:
                 f"mods cannot use {name} in this form: {error}".replace("operation() ", ""), span=span_here()
             ) from error
         if isinstance(result, Traced):
+            if not torch.is_grad_enabled() and name != "detach":  # the mod's own `torch.no_grad()`
+                return self.call("detach", result)
             if result.real is None and realisable(args, kwargs):
                 result.real = lambda: call_real(self, name, args, kwargs, keep=True)
         elif isinstance(result, tuple) and realisable(args, kwargs):

@@ -150,7 +150,7 @@ def _where(node: Expr, grad: Expr) -> Parts:
 
 
 def _flat(node: Expr, grad: Expr) -> Parts:
-    """Constant between its steps."""
+    """Constant between its steps, or said to be."""
     return (None,)
 
 
@@ -197,6 +197,7 @@ RULES: dict[Op, Rule] = {
     Op.COS: lambda node, grad: (Part(_negated(times(grad, unary(Op.SIN, node.args[0])))),),
     Op.ERF: _erf,
     Op.FLOOR: _flat,
+    Op.DETACH: _flat,
     Op.WHERE: _where,
 }
 

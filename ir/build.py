@@ -123,6 +123,13 @@ def binary(op: Op, a: Expr, b: Expr) -> Expr:
     return Expr(op, (a, b), None, a.dtype)
 
 
+def detach(x: Expr) -> Expr:
+    """`x` as something that no gradient goes through; what never has one is itself."""
+    if x.dtype is not DType.F32 or x.op in (Op.CONST, Op.SCALAR, Op.DETACH):
+        return x
+    return unary(Op.DETACH, x)
+
+
 def compare(op: Op, a: Expr, b: Expr) -> Expr:
     """LT LE EQ NE of two operands of any type."""
     least = DType.BOOL if op in (Op.EQ, Op.NE) else DType.I32

@@ -216,6 +216,10 @@ def _namesake(name: str) -> Callable[..., Array]:
     return apply
 
 
+def _detach(env: Env, node: Expr, x: Array) -> Array:
+    return x.detach() if hasattr(x, "detach") else x
+
+
 TABLE: dict[Op, Callable[..., Array]] = {
     Op.CONST: _const,
     Op.INPUT: _input,
@@ -252,6 +256,7 @@ TABLE: dict[Op, Callable[..., Array]] = {
     Op.COS: _namesake("cos"),
     Op.ERF: _erf,
     Op.FLOOR: _namesake("floor"),
+    Op.DETACH: _detach,
     Op.LT: lambda env, node, a, b: a < b,
     Op.LE: lambda env, node, a, b: a <= b,
     Op.EQ: lambda env, node, a, b: a == b,

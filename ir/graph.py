@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from weakref import WeakValueDictionary
 
 from flexc.ir.expr import Expr
 from flexc.ir.types import DType, Storage
@@ -47,7 +48,7 @@ class ModSource:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModGraph:
     """A traced mod. `root` is f32 for a score_mod, bool for a mask_mod; slots index `captures`."""
 
@@ -55,3 +56,13 @@ class ModGraph:
     root: Expr
     captures: tuple[Capture, ...]
     source: ModSource
+
+    def shared(self) -> ModGraph:
+        """The one object that stands for all graphs equal to this one.
+
+        What is kept by a graph's identity is then kept once for all functions of the same code.
+        """
+        return _shared.setdefault((self.kind, self.root, self.captures, self.source), self)
+
+
+_shared: WeakValueDictionary[tuple[object, ...], ModGraph] = WeakValueDictionary()

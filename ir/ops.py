@@ -12,6 +12,7 @@ Semantics, the same on every backend:
 - `SHR` is arithmetic (it keeps the sign), as in Python. Shifts outside 0 to the width are unspecified.
 - Floats follow IEEE; `MIN` and `MAX` of a NaN are unspecified. `CAST` float -> int truncates toward zero.
 - Comparisons of floats with NaN are false, except `NE`.
+- `DETACH` is its operand, through which no gradient goes.
 - Rewrites are exact on integers and booleans; on floats they change at most the last place.
 """
 
@@ -75,6 +76,8 @@ class Op(Enum):
     # Choice and conversion.
     WHERE = "where"
     CAST = "cast"
+    # What it is given, and nothing to an adjoint.
+    DETACH = "detach"
 
 
 class Input(Enum):
@@ -128,6 +131,7 @@ _FLOAT = {
     Op.COS: 1,
     Op.ERF: 1,
     Op.FLOOR: 1,
+    Op.DETACH: 1,
 }
 COMPARISONS = frozenset({Op.LT, Op.LE, Op.EQ, Op.NE})
 COMMUTATIVE = frozenset(

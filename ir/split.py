@@ -60,7 +60,7 @@ def _split(node: Expr, parts: tuple[_Split, ...]) -> _Split:
 
 def _keeps_infinity(node: Expr, parts: tuple[_Split, ...]) -> bool:
     """Whether -inf in the operands that have a mask makes the result -inf."""
-    if node.op in (Op.ADD, Op.MIN, Op.FLOOR):
+    if node.op in (Op.ADD, Op.MIN, Op.FLOOR, Op.DETACH):
         return True
     if node.op is Op.SUB:
         return parts[1][1] is None

@@ -241,6 +241,10 @@ def test_special_values() -> None:
         compare(function, special)
     other = torch.tensor([float("inf"), 3.0, 1.0, float("nan"), -float("inf"), -float("inf")])
     compare(torch.fmax, special, other)
+    compare(torch.fmin, special, other)
+    compare(torch.xlogy, special, other)
+    compare(F.hardtanh, special)
+    compare(lambda x, y: torch.clamp(x, y, y + 1), special[:2], torch.tensor([1.0, 2.0]))
     compare(torch.logaddexp, special, other)
 
 

@@ -11,6 +11,7 @@ import flexc
 from flexc import backends, masks, scores
 from tests.gradients import Problem, check_gradients, differentiable_slots, problem
 from tests.mods import Entry, corpus
+from tests.oracle import golden_gradients
 
 ENTRIES = [pytest.param(entry, id=name) for name, entry in corpus().items()]
 
@@ -93,6 +94,53 @@ def test_autograd_reaches_everything() -> None:
         assert x.grad is not None
         assert x.grad.isfinite().all()
         assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_memory_of_causal_attention_does_not_grow_with_its_square(deterministic: bool) -> None:
+    """The scores alone would be 64 GB; the inputs are 96 MB, and so are their gradients."""
+    length = 131_072
+    q, k, v = (x.requires_grad_() for x in _qkv(1, 2, 2, length, length, 64, torch.bfloat16))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = flexc.attention(q, k, v, mask_mod=masks.causal, deterministic=deterministic)
+    out.sum().backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 400 * 2**20
+    for x in (q, k, v):
+        assert x.grad is not None
+        assert x.grad.isfinite().all()
+        assert (x.grad != 0).any()
+    assert v.grad is not None
+    # The weights of each query sum to 1, and so do their gradients for every element of the values.
+    sums = v.grad.double().sum(2)
+    torch.testing.assert_close(sums, torch.full_like(sums, length), rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_more_than_2_to_the_31_elements(deterministic: bool) -> None:
+    """Keys and values (one tensor of 4.3 GB), sequence-major; queries see the last 500."""
+    if torch.cuda.mem_get_info()[0] < 48 * 2**30:
+        pytest.skip("needs 48 GiB of free memory")
+    heads, dim, seen = 16, 128, 500
+    length = 2**31 // (heads * dim) + 1000
+    whole = torch.empty(1, length, heads, dim, device="cuda", dtype=torch.bfloat16).normal_().transpose(1, 2)
+    q = torch.randn(1, heads, 70, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = (whole.detach().requires_grad_() for _ in range(2))
+    grad = torch.randn_like(q)
+
+    def last(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx >= length - seen + q_idx
+
+    out = flexc.attention(q, k, v, mask_mod=last, deterministic=deterministic)
+    of_q, of_k, of_v = torch.autograd.grad(out, (q, k, v), grad)
+    tail = whole[:, :, -seen:]
+    expected = golden_gradients(q, tail, tail, grad, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx >= q_idx)
+    expected.check((of_q, of_k[:, :, -seen:], of_v[:, :, -seen:]))
+    for x in (of_k, of_v):
+        for part in x[:, :, :-seen].split(1 << 16, dim=2):
+            assert not part.any()
 
 
 def test_memory_of_a_long_window_does_not_grow_with_its_square() -> None:

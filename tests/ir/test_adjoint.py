@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from flexc.errors import InternalError
 from flexc.ir.adjoint import Adjoint, Scatter, adjoint, obstacle
 from flexc.ir.adjoint_rules import ENDS, NO_DERIVATIVE, RULES
-from flexc.ir.build import binary, cast, compare, const, input_, load, logic, scalar, unary, where
+from flexc.ir.build import binary, cast, compare, const, detach, input_, load, logic, scalar, unary, where
 from flexc.ir.evaluate import Env, evaluate, evaluate_all
 from flexc.ir.expr import Expr, rebuild, topological, with_args
 from flexc.ir.interval import IntervalEnv, bounds
@@ -54,7 +54,7 @@ def by_autograd(root: Expr, score: Any, other: Any = 1.0) -> tuple[torch.Tensor,
     leaves = [f64(x).expand(shape).clone().requires_grad_() for x in (score, other)]
     value = evaluate(root, Env({Input.SCORE: leaves[0]}, [leaves[1]], torch, torch.float64))
     if not value.requires_grad:
-        return torch.zeros(shape), torch.zeros(shape)
+        return torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     grads = torch.autograd.grad(value.expand(shape).sum(), leaves, allow_unused=True)
     return tuple(torch.zeros(shape) if g is None else g for g in grads)  # type: ignore[return-value]
 
@@ -67,7 +67,8 @@ def test_every_op_has_a_rule_or_a_reason() -> None:
 
 POINTS = torch.tensor([-2.5, -1.1, -0.3, 0.4, 0.9, 2.1, 6.9], dtype=torch.float64)
 POSITIVE = POINTS.abs() + 0.1
-UNARY = [op for op in RULES if op not in (Op.WHERE, Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.MIN, Op.MAX)]
+PAIRS = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.MIN, Op.MAX)
+UNARY = [op for op in RULES if op not in (*PAIRS, Op.WHERE, Op.DETACH)]
 BINARY = [Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.POW, Op.MIN, Op.MAX]
 
 
@@ -136,6 +137,7 @@ def test_kinks_are_those_of_pytorch() -> None:
         (unary(Op.LOG, SCORE), lambda x, y: x.log()),
         (unary(Op.FLOOR, SCORE), lambda x, y: x.floor()),
         (unary(Op.SIGN, SCORE), lambda x, y: x.sign()),
+        (binary(Op.MUL, SCORE, detach(SCORE)), lambda x, y: x * x.detach()),
     ):
         leaves = [zero.clone().requires_grad_(), zero.clone().requires_grad_()]
         wanted = torch.autograd.grad(expected(*leaves).sum(), leaves, allow_unused=True)

@@ -34,6 +34,16 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "floor": torch.floor,
     "powers": lambda x: x**3 + 2**x + x.abs() ** 1.5,
     "where": lambda x: torch.where(x > 0, x.log(), x.exp()),
+    "hardtanh": lambda x: functional.hardtanh(x, -0.3, 9.0),
+    "relu6": lambda x: functional.relu6(6 * x / 9),
+    "hardsigmoid": lambda x: functional.hardsigmoid(x / 3),
+    "clamp by tensors": lambda x: torch.clamp(x, -x, x * 0 + 9),
+    "fmax": lambda x: torch.fmax(x, -x),
+    "fmin": lambda x: torch.fmin(x, -x),
+    "xlogy": lambda x: torch.xlogy(x, x * x + 2),
+    "detach": lambda x: x.detach() * x + torch.tanh(x.detach()),
+    "data": lambda x: x.data * x,
+    "detached denominator": lambda x: x / (1 + x.abs()).detach(),
 }
 
 
@@ -58,3 +68,43 @@ def test_derivative(name: str) -> None:
     (expected,) = torch.autograd.grad(function(leaf).sum(), leaf)
     defined = expected.isfinite()
     torch.testing.assert_close(actual[defined], expected[defined], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_no_gradient_goes_through_what_a_mod_detaches(backend: str) -> None:
+    """Scores, whole captured tensors, their elements, and what is computed without gradients."""
+    table = torch.randn(2, 3).double().requires_grad_()
+    q, k, v = (torch.randn(1, 2, 9, 4).double().requires_grad_() for _ in range(3))
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        with torch.no_grad():
+            factor = 2 * table[h, 0] + table.mT[1, h]
+        return s + factor * torch.tanh(s.detach()) + table.detach()[h, 2] * table[h, 1] + factor
+
+    grads = torch.randn(1, 2, 9, 4).double()
+    out = flexc.attention(q, k, v, score_mod=score, backend=backend)
+    actual = torch.autograd.grad(out, [q, k, v, table], grads)
+
+    scores = q @ k.mT / 2
+    fixed = table.detach()[None, :, :, None, None]
+    factor = 2 * fixed[:, :, 0] + fixed[:, :, 1]
+    added = fixed[:, :, 2] * table[None, :, 1, None, None]
+    expected_out = (scores + factor * torch.tanh(scores.detach()) + added + factor).softmax(-1) @ v
+    expected = torch.autograd.grad(expected_out, [q, k, v, table], grads)
+    torch.testing.assert_close(out, expected_out)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-6)
+
+
+def test_a_trace_without_gradients_serves_calls_with_them() -> None:
+    """`torch.no_grad()` around the call is no statement about the mod."""
+    slopes = torch.randn(2).requires_grad_()
+    mod = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s * slopes[h])
+    q = torch.randn(1, 2, 9, 4)
+    with torch.no_grad():
+        flexc.attention(q, q, q, score_mod=mod)
+    with torch.inference_mode():
+        flexc.attention(q, q, q, score_mod=mod)
+    flexc.attention(q, q, q, score_mod=mod).square().sum().backward()
+    assert slopes.grad is not None
+    assert slopes.grad.abs().min() > 0

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import flexc
-from flexc import build, masks
+from flexc import build, execute, masks, statement
+from flexc import resolve as resolved
 from flexc.call import AttentionCall
 from flexc.callspec import spec_of
 from flexc.provenance import without_own_map
@@ -59,6 +60,26 @@ def test_shapes_and_strides_do_not_compile() -> None:
     whole = torch.zeros(1, 50, 2, 16, dtype=torch.float16)
     assert _kernel(out=torch.zeros(1, 40, 4, 16, dtype=torch.float16).transpose(1, 2)) == (kernel, 0)
     assert whole.transpose(1, 2).stride(2) == 32
+
+
+def test_new_closures_of_the_same_code_fill_no_cache() -> None:
+    """Whatever is kept of a mod is kept once for all of them, with and without gradients."""
+    for n in range(4):
+        table, width = torch.randn(4, requires_grad=n >= 2), n + 1
+        q = torch.randn(1, 4, 9, 4)
+        out = flexc.attention(
+            q,
+            q,
+            q,
+            score_mod=lambda s, b, h, q_idx, kv_idx, table=table: s * table[h],
+            mask_mod=flexc.masks.causal & flexc.masks.sliding_window(width),
+        )
+        if n >= 2:
+            out.sum().backward()
+        sizes = len(resolved._resolved), len(execute._texts), len(statement._texts)
+        if n in (0, 2):
+            first = sizes
+        assert sizes == first
 
 
 def test_captured_values_do_not_compile() -> None:

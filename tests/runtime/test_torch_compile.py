@@ -146,6 +146,22 @@ def test_gradients(backend: str) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+def test_no_gradient_goes_through_what_a_mod_detaches() -> None:
+    slopes = torch.randn(4, requires_grad=True)
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        with torch.no_grad():
+            factor = slopes[h] * 2
+        return s * factor + slopes.detach()[h] * s + slopes[h] * torch.tanh(s.detach())
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flexc.attention(q, k, v, score_mod=score)
+
+    inputs = [x.requires_grad_() for x in _qkv(17)]
+    found = [torch.autograd.grad(f(*inputs).square().sum(), [*inputs, slopes]) for f in (Counted(call), call)]
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_parameters_of_a_module() -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
