@@ -120,6 +120,21 @@ def test_a_failed_build_leaves_no_entry_but_its_files() -> None:
     assert cache.get_or_build(KEY, lambda scratch: MADE) == MADE
 
 
+def test_a_cache_that_cannot_be_written_is_read_and_does_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file stands in its place: unlike missing rights, that stops the superuser too."""
+    place = tmp_path / "file"
+    place.touch()
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(place))
+    counts: list[Path] = []
+    with pytest.warns(RuntimeWarning, match="FLEXC_CACHE_DIR"):
+        made = cache.get_or_build(KEY, _counting(counts))
+    assert cache.get_or_build(KEY, _never) == made
+    assert len(counts) == 1
+    assert place.read_bytes() == b""
+
+
 def test_listing_and_clearing() -> None:
     assert list(cache.entries()) == []
     assert cache.clear() == 0
