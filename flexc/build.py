@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -22,6 +21,7 @@ from flexc.ir.printer import digest, to_text
 from flexc.ir.ranges import Within
 from flexc.ir.spec import AttentionSpec
 from flexc.kernel import Kernel
+from flexc.spills import Spares, spills_that_count
 
 if TYPE_CHECKING:
     from flexc.compiler import MachineCode
@@ -33,10 +33,6 @@ Make = Callable[[Mapping[Tiles, str]], GeneratedKernel]
 _built: dict[tuple[AttentionSpec, str, Options, Design], Kernel] = {}
 _loaded: dict[str, Kernel] = {}
 _lock = Lock()
-_FEW_IN_LOOPS = 8
-"""Accesses to spilled registers in all loops of a kernel that cost less than smaller tiles would."""
-_FEW = 384
-_FEW_ACCESSES = 48
 _STORES = ("st.global", "cp.async.bulk", "red.", "atom.")
 """One of these is in every kernel that writes something."""
 _TRIES = 8
@@ -155,20 +151,6 @@ def register(kernel: Kernel) -> None:
             del _built[key]
 
 
-class Spares(Enum):
-    """Which spilled registers count for nothing when tiles are chosen."""
-
-    NONE = "none"
-    OUTSIDE_LOOPS = "outside loops"
-    """Those around the loops with matrix products: what is needed rarely."""
-    FEW = "few"
-    """Up to 384 bytes a thread, which are such too; and outside loops."""
-    ALL = "all"
-    """Any: the tiles were timed as they are."""
-    SCALARS = "scalars"
-    """Up to 48 accesses in loops: addresses and the like, not tiles."""
-
-
 def build_kernel(
     make: Make,
     target: Target,
@@ -246,31 +228,11 @@ def _best(
         if problem is None:
             tries += 1
             resources = resources_of(code.cubin, shared=code.shared, warps=code.num_warps)
-            spills, problem = _spills(spares, resources, code)
+            spills, problem = spills_that_count(spares, resources, code.cubin)
             if best is None or spills < least:
                 least, best = spills, (resources, generated, code)
         skip[generated.plan.tiles] = problem
     return best
-
-
-def _spills(spares: Spares, resources: Resources, code: MachineCode) -> tuple[int, str]:
-    """How much a kernel spills where it counts, and that as text."""
-    from flexc.toolchain import disassemble, spills_in_matrix_loops
-
-    text = f"{resources.spills} bytes of spilled registers"
-    if spares is Spares.ALL:
-        return 0, text
-    if spares is Spares.NONE or not resources.spills:
-        return resources.spills, text
-    if spares is Spares.FEW and resources.spills <= _FEW:
-        return 0, text
-    sass = disassemble(code.cubin)
-    if "HGMMA" not in sass:
-        return resources.spills, text
-    count = spills_in_matrix_loops(sass)
-    if count <= (_FEW_ACCESSES if spares is Spares.SCALARS else _FEW_IN_LOOPS):
-        return 0, text
-    return count, f"{count} accesses to spilled registers in its loops"
 
 
 def _too_large(code: MachineCode, target: Target) -> str | None:

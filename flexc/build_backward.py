@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from flexc.build import Options, Spares, build_kernel, find_or_build, kernel_digest
+from flexc.build import Options, build_kernel, find_or_build, kernel_digest
 from flexc.codegen.backward_plan import lower_backward, make_backward_plan
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.backward_tiles import is_timed_single
@@ -12,6 +12,7 @@ from flexc.codegen.target import Target, target_named
 from flexc.ir.graph import ModSource
 from flexc.ir.printer import digest
 from flexc.kernel import Kernel
+from flexc.spills import Spares
 
 _built: dict[tuple[BackwardSpec, Entry, str, Options], Kernel] = {}
 _lock = Lock()

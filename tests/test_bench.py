@@ -18,7 +18,8 @@ from flexc.bench.golden import make_golden, share
 from flexc.bench.peers import NotOffered, Peer, Run, call_once
 from flexc.bench.ready import Job, make_ready
 from flexc.bench.report import markdown, mod_costs, notes, rows
-from flexc.bench.run import Cell, Entry, choose_peers, run_cell, to_json
+from flexc.bench.results import Cell, Entry, to_json
+from flexc.bench.run import choose_peers, run_cell
 from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
 from flexc.sass import Instructions

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from flexc.bench.facts import KernelFacts
-from flexc.bench.run import Cell, Entry
+from flexc.bench.results import Cell, Entry
 
 Rows = list[list[str]]
 

@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
-import platform
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
-from flexc._version import __version__
 from flexc.bench.cases import Case, Problem
-from flexc.bench.facts import KernelFacts, kernels_of
+from flexc.bench.facts import kernels_of
 from flexc.bench.golden import Golden, make_golden, share
 from flexc.bench.peers import PEERS, Inputs, NotOffered, Peer, Run, backward_of, call_once
-from flexc.bench.timing import Timing, alternate
+from flexc.bench.results import Cell, Entry
+from flexc.bench.timing import alternate
 from flexc.errors import UnknownOption
-from flexc.gpu_facts import highest_clock, matrix_rate
+from flexc.gpu_facts import matrix_rate
 
 INPUT_SETS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One peer in one cell. `timing` is None, and `note` says why, when it has no speed.
-
-    `error` is the largest absolute one of its results; `of_peak` is the share of the GPU's matrix rate
-    that `tflops` is; `kernels` are those of flexc's own.
-    """
-
-    peer: str
-    error: float | None = None
-    timing: Timing | None = None
-    tflops: float | None = None
-    of_peak: float | None = None
-    kernels: tuple[KernelFacts, ...] = ()
-    first_call_s: float | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One case at one size. `share` is the fraction of pairs that may attend; only their FLOPs count."""
-
-    case: str
-    batch: int
-    heads: int
-    length: int
-    head_dim: int
-    dtype: str
-    backward: bool
-    share: float
-    plain_error: float
-    entries: tuple[Entry, ...]
-
-    def entry(self, peer: str) -> Entry | None:
-        """What a peer did in this cell; None when it was not asked."""
-        return next((entry for entry in self.entries if entry.peer == peer), None)
-
-    def ratio(self, peer: str) -> float | None:
-        """How many times as fast as `peer` flexc is; None when either has no speed."""
-        own, other = self.entry("flexc"), self.entry(peer)
-        if own is None or other is None or own.timing is None or other.timing is None:
-            return None
-        return other.timing.median_ms / own.timing.median_ms
 
 
 def choose_peers(names: Sequence[str]) -> tuple[Peer, ...]:
@@ -189,46 +138,3 @@ def _first_call(
     seconds = time.perf_counter() - before
     errors = golden.errors(results)
     return Entry(peer.name, error=max(errors), first_call_s=seconds), run, errors
-
-
-def environment() -> dict[str, str]:
-    """What the numbers depend on: the device, its driver, and versions."""
-    facts = {"flexc": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    for package in ("triton", "flash-attn", "flash-attn-3", "flash-attn-4"):
-        try:
-            facts[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if not torch.cuda.is_available():
-        return {"device": platform.processor() or platform.machine(), **facts}
-    gpu = torch.cuda.get_device_properties(0)
-    clock = highest_clock(0) // 10**6
-    return {
-        "device": f"{gpu.name}, {gpu.multi_processor_count} SMs",
-        "matrix rate": f"{matrix_rate(0) / 1e12:.0f} TFLOP/s at {clock} MHz",
-        "driver": _driver(),
-        "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
-        **facts,
-    }
-
-
-def _driver() -> str:
-    found = re.search(r"\s(\d{3,}\.[\d.]+)\s", _text(Path("/proc/driver/nvidia/version")))
-    return found[1] if found else "unknown"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def to_json(cells: Sequence[Cell], settings: dict[str, Any]) -> dict[str, Any]:
-    """A report as plain data: `{"environment", "settings", "cells"}`."""
-    return {
-        "environment": environment(),
-        "settings": settings,
-        "cells": [dataclasses.asdict(cell) for cell in cells],
-    }

@@ -20,9 +20,11 @@ from rich.table import Table
 from flexc.bench import report
 from flexc.bench.cases import CASES, FIXED_SIZES
 from flexc.bench.cells import Plan, plans, problems
+from flexc.bench.environment import environment
 from flexc.bench.peers import PEERS, Peer
 from flexc.bench.ready import Job, get_ready
-from flexc.bench.run import Cell, choose_peers, environment, run_cell, to_json
+from flexc.bench.results import Cell, to_json
+from flexc.bench.run import choose_peers, run_cell
 from flexc.cli.options import Dtype, DtypeOption, Json, split_list, split_numbers
 from flexc.cli.show import console, errors, show_json, show_text
 

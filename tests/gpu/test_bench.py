@@ -7,8 +7,10 @@ import torch
 
 from flexc.bench.cases import Problem
 from flexc.bench.cells import Plan
+from flexc.bench.environment import environment
 from flexc.bench.ready import get_ready
-from flexc.bench.run import Cell, choose_peers, environment, run_cell
+from flexc.bench.results import Cell
+from flexc.bench.run import choose_peers, run_cell
 
 PROBLEM = Problem(1, 2, 512, 64, torch.bfloat16, torch.device("cuda"))
 

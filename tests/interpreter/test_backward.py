@@ -46,9 +46,8 @@ def _check(*qkv: torch.Tensor, queries_too: bool = True, **arguments: Any) -> Gr
         names = (*names, "sinks")
     actual = _backward(given, names)
     check_gradients(given, actual, names)
-    if (
-        queries_too and not given.call.deterministic
-    ):  # one kernel gave them all; this one walks the keys of each query
+    # One kernel gave them all; this one walks the keys of each query.
+    if queries_too and not given.call.deterministic:
         check_gradients(given, _backward(given, ("q",)), ("q",))
     return actual
 
@@ -72,7 +71,7 @@ def test_head_dims_are_padded(dim: int) -> None:
 @pytest.mark.parametrize(("dim", "dim_v"), [(300, 300), (16, 512), (260, 64)])
 def test_wide_heads_of_single_precision_are_shared_out(dim: int, dim_v: int) -> None:
     bias, options = scores.relative_bias(torch.randn(2, 91)), {**OPTIONS, "block_q": 16, "block_kv": 16}
-    qkv = _qkv(37, 45, heads=2, kv_heads=1, dim=dim, dim_v=dim_v)
+    qkv = _qkv(20, 28, heads=2, kv_heads=1, dim=dim, dim_v=dim_v)  # two tiles each way
     _check(*qkv, mask_mod=masks.causal, score_mod=bias, options=options)
     _check(*qkv, deterministic=True, with_lse=True, options=options)
 
@@ -167,7 +166,7 @@ def test_unseen_values_do_not_reach_the_delta_of_captured_tensors() -> None:
     def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return torch.tanh(s * gain) + gain
 
-    q, k, v = (x.half() for x in _qkv(40, 48))
+    q, k, v = (x.half() for x in _qkv(40, 48, heads=2, kv_heads=1))
     for score_mod in (score, scores.temperature(gain)):
         given = problem(q, k, v.clone(), mask_mod=even, score_mod=score_mod, options=OPTIONS)
         clean = _backward(given, ("k", 0))
@@ -180,7 +179,7 @@ def test_unseen_values_do_not_reach_the_delta_of_captured_tensors() -> None:
 def test_a_map_with_large_blocks_is_walked_in_tiles() -> None:
     import flexc
 
-    q, k, v = _qkv(150, 170)
+    q, k, v = _qkv(150, 170, heads=2, kv_heads=1)
     block_mask = flexc.create_block_mask(masks.causal, 1, 1, 150, 170, device="cpu", BLOCK_SIZE=(64, 128))
     _check(q, k, v, block_mask=block_mask)
 
@@ -197,7 +196,8 @@ def test_only_what_is_wanted_is_computed() -> None:
 def test_one_kernel_or_two(lengths: tuple[int, int]) -> None:
     for mask in (None, masks.causal, masks.sliding_window(19) | masks.prefix_lm(10)):
         for fused in (True, False):
-            _check(*_qkv(*lengths), mask_mod=mask, options={**OPTIONS, "backward_fused": fused})
+            qkv = _qkv(*lengths, heads=2, kv_heads=1)
+            _check(*qkv, mask_mod=mask, options={**OPTIONS, "backward_fused": fused})
 
 
 def test_deterministic_gradients_are_the_bits_of_two_kernels() -> None:
@@ -261,9 +261,8 @@ def test_gradients_of_captured_tensors_are_the_same_bits_in_any_order() -> None:
     given = problem(*_qkv(45, 45), score_mod=scores.relative_bias(bias), deterministic=True, options=OPTIONS)
     slots = differentiable_slots(given.call)
     first = _backward(given, slots)
-    flipped = replace(
-        given.call, **{n: getattr(given.call, n).flip(0) for n in ("q", "k", "v")}
-    )  # batches in another order
+    # Batches in another order.
+    flipped = replace(given.call, **{n: getattr(given.call, n).flip(0) for n in ("q", "k", "v")})
     second = _backward(Problem(flipped, given.grad_out.flip(0), None), slots)
     assert torch.equal(first.values[slots[0]], second.values[slots[0]])  # type: ignore[arg-type]
 
