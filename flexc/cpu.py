@@ -16,6 +16,7 @@ import torch
 
 from flexc.call import AttentionCall, Result
 from flexc.cpu_tiles import BLOCK_KV, BLOCK_Q, Cut, Tile, computed_in, inputs_of, kept_of, modified
+from flexc.exponential import exp_
 from flexc.ir.blockmap import BlockMap
 from flexc.map_cache import effective_block_map
 from flexc.philox import survivors_weight
@@ -98,7 +99,7 @@ def _accumulate(
     shift = maximum.masked_fill(maximum == -math.inf, 0.0)
     may_spoil = (may_hide or keep is not None) and not values.sum().isfinite()
     seen = scores != -math.inf if may_spoil else None
-    weights = scores.sub_(shift).exp_()
+    weights = exp_(scores.sub_(shift))
     decay = (state.maximum - shift).exp_()
     state.total = state.total.mul_(decay).add_(weights.sum(-1, keepdim=True))
     state.maximum = maximum

@@ -40,6 +40,7 @@ from flexc.cpu_tiles import (
     modified,
     values_of,
 )
+from flexc.exponential import exp_
 from flexc.ir.adjoint import Adjoint, adjoint
 from flexc.ir.build import input_
 from flexc.ir.ops import Input
@@ -243,7 +244,7 @@ class _Work:
         exact = None
         if not (rows.finite and bool((k.sum() + v.sum()).isfinite())):
             exact = scores != -math.inf
-        weights = scores.sub_(rows.shift).exp_()
+        weights = exp_(scores.sub_(rows.shift))
         grads = torch.bmm(rows.grad_out, v.transpose(1, 2))
         if exact is not None:
             weights.masked_fill_(~exact, 0.0)
