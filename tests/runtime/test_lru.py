@@ -1,0 +1,25 @@
+"""The bounded dictionary behind the caches of a process."""
+
+from __future__ import annotations
+
+from flexc.lru import LRU
+
+
+def test_what_was_used_longest_ago_is_forgotten() -> None:
+    kept: LRU[str, int] = LRU(2)
+    kept.put("first", 1)
+    kept.put("second", 2)
+    assert kept.get("first") == 1  # now the second is the oldest
+    kept.put("third", 3)
+    assert [kept.get(key) for key in ("first", "second", "third")] == [1, None, 3]
+    assert len(kept) == 2
+
+
+def test_stale_values_are_dropped() -> None:
+    kept: LRU[str, int] = LRU(4)
+    for key, value in (("a", 1), ("b", 2), ("c", 3)):
+        kept.put(key, value)
+    kept.drop(lambda value: value % 2 == 1)
+    assert [kept.get(key) for key in ("a", "b", "c")] == [None, 2, None]
+    kept.clear()
+    assert len(kept) == 0
