@@ -19,11 +19,13 @@ from flexc.check import (
     check_tensors,
 )
 from flexc.codegen.arguments import Source
+from flexc.codegen.kernel_form import SHORT
 from flexc.codegen.target import target_named
 from flexc.errors import (
     BlockMaskMismatch,
     DeviceMismatch,
     LayoutMismatch,
+    ShapeMismatch,
     UnsupportedDtype,
     UnsupportedFeature,
     UnsupportedHeadDim,
@@ -102,9 +104,9 @@ def check_target(made_for: str, there: str) -> None:
 def check_fits(
     artifact: Artifact, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
 ) -> None:
-    """Element types, head dimensions, layouts and sinks are those that the kernel was compiled for.
+    """Element types, head dimensions, lengths, layouts and sinks are those that the kernel was compiled for.
 
-    Raises UnsupportedDtype, UnsupportedHeadDim, LayoutMismatch or UnsupportedFeature.
+    Raises UnsupportedDtype, UnsupportedHeadDim, ShapeMismatch, LayoutMismatch or UnsupportedFeature.
     """
     takes = {a.source: a for a in artifact.arguments}
     for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
@@ -119,6 +121,12 @@ def check_fits(
             raise UnsupportedHeadDim(
                 f"the kernel was made for {name} of head_dim {of}, not {size}",
                 hint="flexc.compile(head_dim=..., head_dim_v=...) makes one for others",
+            )
+    for name, x in (("q", q), ("k", k)):
+        if x.shape[2] >= SHORT:
+            raise ShapeMismatch(
+                f"the kernel counts positions below {SHORT}, where floats keep each; {name} has {x.shape[2]}",
+                hint="call flexc.attention, which takes a kernel for any length",
             )
     for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
         if takes[source].divisible and x.numel() and not is_aligned(x):

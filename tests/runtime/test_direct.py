@@ -50,6 +50,14 @@ def _refused(
     assert hint in (caught.value.hint or "")
 
 
+def test_positions_that_floats_would_round(kernel: Kernel) -> None:
+    one = torch.zeros(1, 1, 1, 128, dtype=BF16)
+    long = {"k": one[..., :64].expand(2, 2, 2**23, 64), "v": one.expand(2, 2, 2**23, 128)}
+    _refused(kernel, ShapeMismatch, "positions below 8388608", "flexc.attention", **long)
+    short = {name: x[:, :, : 2**23 - 1] for name, x in long.items()}
+    check_fits(kernel.artifact, *_qkv(**short), None)
+
+
 def test_tensors_that_fit(kernel: Kernel) -> None:
     check_fits(kernel.artifact, *_qkv(), None)
     whole = torch.zeros(2, 40, 3, 4, 64, dtype=BF16)
