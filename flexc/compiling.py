@@ -34,6 +34,7 @@ def compile(
     return_lse: bool = False,
     sinks: bool = False,
     dropout: bool = False,
+    deterministic: bool = False,
     backend: str = "auto",
     options: Mapping[str, object] | None = None,
 ) -> Kernel:
@@ -52,6 +53,8 @@ def compile(
         sinks: whether it takes sinks.
         dropout: whether it drops weights, and with `backward` the backward with it; the probability is given
             at each call.
+        deterministic: with `backward`, kernels whose gradients are the same bits from run to run; the output
+            always is.
         backend: "auto", or the kernels of "triton" or "hopper".
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
             blocks ("map": from a block map, though the mask has a closed form), backward_fused (whether one
@@ -94,7 +97,11 @@ def compile(
     )
     design, suited = design_named(backend, spec, target, checked)
     kernel = kernel_for(suited, target, checked, mods.sources, design)
-    parts = _backward(spec, values, target, checked, mods.sources, backend) if backward else ()
+    parts = (
+        _backward(spec, values, target, checked, mods.sources, backend, deterministic=deterministic)
+        if backward
+        else ()
+    )
     return Kernel(kernel.artifact, values, parts)
 
 
@@ -105,13 +112,22 @@ def _backward(
     options: tuple[tuple[str, object], ...],
     sources: tuple[ModSource, ...],
     backend: str,
+    *,
+    deterministic: bool,
 ) -> tuple[Artifact, ...]:
     from flexc.build_backward import backward_kernel_for
     from flexc.choice import backward_parts, why_portable_backward
     from flexc.codegen.backward_spec import backward_spec
 
     slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
-    wanted = backward_spec(spec, values, None, wanted=dict(options).get("blocks"), slots=slots)
+    wanted = backward_spec(
+        spec,
+        values,
+        None,
+        wanted=dict(options).get("blocks"),
+        slots=slots,
+        deterministic=deterministic,
+    )
     hopper = backend != "triton" and why_portable_backward(wanted, target, options) is None
     parts = backward_parts(wanted, target, options, hopper=hopper)
     return tuple(backward_kernel_for(of, entry, target, options, sources).artifact for of, entry in parts)

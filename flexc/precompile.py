@@ -35,11 +35,13 @@ class Job:
     dtype: str
     backward: bool = False
     dropout: bool = False
+    deterministic: bool = False
 
     @property
     def folder(self) -> str:
         """Where the kernel goes, below the output folder."""
         parts = "-backward" * self.backward + "-dropout" * self.dropout
+        parts += "-deterministic" * self.deterministic
         return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}{parts}"
 
 
@@ -62,6 +64,7 @@ def plan_jobs(
     *,
     backward: bool = False,
     dropout: bool = False,
+    deterministic: bool = False,
 ) -> list[Job]:
     """A job for every combination. `FILE.py` without a name stands for all that is decorated in it.
 
@@ -70,7 +73,7 @@ def plan_jobs(
     """
     found = [(text.partition(":")[0], named.name) for text in mods for named in load_mods(text)]
     return [
-        Job(f"{file}:{name}", name, target, head_dim, dtype, backward, dropout)
+        Job(f"{file}:{name}", name, target, head_dim, dtype, backward, dropout, deterministic)
         for file, name in found
         for target in targets
         for head_dim in head_dims
@@ -106,6 +109,7 @@ def make(job: Job, folder: Path) -> Made:
             target=job.target,
             backward=job.backward,
             dropout=job.dropout,
+            deterministic=job.deterministic,
         )
         kernel.save(folder / job.folder)
     except (FlexcError, InternalError, OSError) as error:

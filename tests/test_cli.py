@@ -193,6 +193,17 @@ def test_precompile_with_dropout(run: Run, mods: Path, tmp_path: Path) -> None:
     assert "seed_ptr" in kernel.source
 
 
+def test_precompile_deterministic(run: Run, mods: Path, tmp_path: Path) -> None:
+    asked = ("precompile", f"{mods}:window", "--targets", "sm90", "--head-dims", 64, "-o", tmp_path / "made")
+    result = run(*asked, "--deterministic")
+    assert result.code == 2
+    assert "add --backward" in result.err
+    result = run(*asked, "--deterministic", "--backward", "-j", 1)
+    assert result.code == 0
+    kernel = flexc.load(tmp_path / "made" / "window-sm90-d64-bf16-backward-deterministic")
+    assert "attention_backward_kv" in kernel.resources
+
+
 def test_precompile_into_a_file(run: Run, mods: Path) -> None:
     result = run("precompile", f"{mods}:window", "--targets", "sm80", "--head-dims", 64, "-o", mods)
     assert result.code == 2

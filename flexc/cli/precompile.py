@@ -29,11 +29,16 @@ def precompile(
     dtypes: Annotated[str, typer.Option(help="bf16, fp16, fp32, separated by commas.")] = "bf16",
     backward: Annotated[bool, typer.Option("--backward", help="The kernels of the backward too.")] = False,
     dropout: Annotated[bool, typer.Option("--dropout", help="Kernels that drop weights.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="With --backward: gradients are the same bits every time.")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one a core.")
     ] = None,
 ) -> None:
     """Compile kernels in parallel, for GPUs that need not be here: sources, machine code, manifest.json."""
+    if deterministic and not backward:
+        raise typer.BadParameter("add --backward: the forward always is", param_hint="--deterministic")
     wanted = [target_named(name).name for name in split_list(targets, "--targets")]
     planned = plan_jobs(
         mods,
@@ -42,6 +47,7 @@ def precompile(
         [dtype.value for dtype in split_dtypes(dtypes, "--dtypes")],
         backward=backward,
         dropout=dropout,
+        deterministic=deterministic,
     )
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import flexc
-from flexc import artifact, build, compiler, masks
+from flexc import artifact, build, build_backward, compiler, masks
 from flexc.build import is_loaded
+from flexc.build_backward import backward_kernel_for
 from flexc.call import AttentionCall
 from flexc.callspec import spec_of
 from flexc.check import check_closed_form
+from flexc.choice import backward_parts, why_portable_backward
+from flexc.codegen.backward_spec import backward_spec
 from flexc.errors import (
     DeviceMismatch,
     KernelFileError,
@@ -219,7 +222,6 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     loaded = flexc.load(tmp_path / "kernel")
     assert loaded.backward_source == made.backward_source
     assert loaded.resources == made.resources
-    from flexc import build, build_backward
 
     monkeypatch.setattr(build_backward, "_built", {})
     before = build.compilations
@@ -243,6 +245,28 @@ def test_kernels_with_dropout_serve_calls_with_dropout(tmp_path: Path) -> None:
     call = AttentionCall(x, x, x, mods, values, None, 0.1, None, return_lse=True, out=None, allow_tf32=False)
     assert is_loaded(spec_of(replace(call, dropout_p=0.2)), "sm80")
     assert not is_loaded(spec_of(call), "sm80")
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_deterministic_kernels_serve_deterministic_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved and loaded, they are those that a deterministic backward takes; none is compiled for it."""
+    made = flexc.compile(mask_mod=masks.causal, head_dim=32, target="sm90", backward=True, deterministic=True)
+    made.save(tmp_path / "kernel")
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr(build, "_built", {})
+    monkeypatch.setattr(build_backward, "_built", {})
+    flexc.load(tmp_path / "kernel")
+    mods, values, _ = resolve(None, masks.causal)
+    x = torch.zeros(1, 2, 100, 32, dtype=torch.bfloat16)
+    call = AttentionCall(x, x, x, mods, values, None, 0.1, None, return_lse=True, out=None, allow_tf32=False)
+    wanted = backward_spec(spec_of(call), values, (100, 100), deterministic=True)
+    parts = backward_parts(wanted, "sm90", (), hopper=why_portable_backward(wanted, "sm90", ()) is None)
+    before = build.compilations
+    found = [backward_kernel_for(of, entry, "sm90").artifact.entry for of, entry in parts]
+    assert build.compilations == before
+    assert found == list(made.resources)[1:]
 
 
 def test_loop_bounds_of_a_kernel_hold_for_some_numbers_and_lengths_only(tmp_path: Path) -> None:
