@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,14 @@ class Traceable:
         return self.function(*args, **kwargs)
 
 
-class Composition:
+class Composition(ABC):
     """A mask made of other masks, `parts`."""
 
     parts: tuple[Function, ...]
 
+    @abstractmethod
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """Whether the pair is allowed."""
-        raise NotImplementedError
 
     def _each(self, *indices: Any) -> list[Any]:
         """What each part says of a pair."""

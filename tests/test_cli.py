@@ -202,6 +202,8 @@ def test_precompile_deterministic(run: Run, mods: Path, tmp_path: Path) -> None:
     assert result.code == 0
     kernel = flexc.load(tmp_path / "made" / "window-sm90-d64-bf16-backward-deterministic")
     assert "attention_backward_kv" in kernel.resources
+    rows = [line.split("│")[1].strip() for line in result.out.splitlines() if line.startswith("│")]
+    assert rows == ["window", "backward_rows", "backward_q", "backward_kv"]
 
 
 def test_precompile_into_a_file(run: Run, mods: Path) -> None:

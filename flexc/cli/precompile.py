@@ -76,15 +76,19 @@ def _with_progress(planned: Sequence[Job], output: Path, workers: int) -> list[M
 
 
 def _table(made: Sequence[Made]) -> Table:
+    """A row for each forward, with bytes of shared memory and seconds; below, the kernels of its backward."""
     table = Table()
-    for heading in ("kernel", "target", "D", "dtype", "registers", "spills", "shared memory", "seconds"):
+    for heading in ("kernel", "target", "D", "dtype", "registers", "spills", "shared", "s"):
         table.add_column(heading, justify="left" if heading in ("kernel", "target", "dtype") else "right")
     for each in sorted(made, key=lambda one: one.job.folder):
-        job = each.job
-        common = (job.name, job.target, str(job.head_dim), job.dtype)
-        for facts in each.resources.values():
-            numbers = (str(facts["registers"]), str(facts["spills"]), f"{facts['shared_memory']:,}")
-            table.add_row(*common, *numbers, f"{each.seconds:.1f}")
+        job, seconds = each.job, f"{each.seconds:.1f}"
+        of_job = (job.name, job.target, str(job.head_dim), job.dtype)
         if each.error is not None:
-            table.add_row(*common, "[red]failed[/]", "", "", f"{each.seconds:.1f}")
+            table.add_row(*of_job, "[red]failed[/]", "", "", seconds)
+        for place, (entry, facts) in enumerate(each.resources.items()):
+            numbers = (str(facts["registers"]), str(facts["spills"]), f"{facts['shared_memory']:,}")
+            if place == 0:
+                table.add_row(*of_job, *numbers, seconds)
+            else:
+                table.add_row(f"  {entry.removeprefix('attention_')}", "", "", "", *numbers)
     return table
