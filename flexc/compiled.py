@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _functorch
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
@@ -124,6 +125,8 @@ def _plain(number: Any) -> Any:
 
 
 def _check_only_shapes(x: torch.Tensor) -> None:
+    while _functorch.is_functorch_wrapped_tensor(x):
+        x = _functorch.get_unwrapped(x)
     if not isinstance(x, FakeTensor):
         raise InternalError("compile: the body of attention runs as it is, in place of the operator")
 

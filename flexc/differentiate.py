@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from flexc import operators
 from flexc.errors import NotDifferentiable
-from flexc.execute import PLAIN, is_transformed, is_watched
-from flexc.ir.expr import inputs_of
-from flexc.ir.ops import Input
-from flexc.statement import read
+from flexc.execute import PLAIN, has_tangents, is_transformed, is_watched
+from flexc.mapped import each_gradient, folds, is_batched, vmapped
 
 Tensors = tuple[torch.Tensor | None, ...]
 NAMED = 5
@@ -43,6 +41,8 @@ def attend(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *named, captures, integers, floats, blocks, scale, text = inputs
     tensors = (*named, *captures, *blocks)
     results: tuple[torch.Tensor, torch.Tensor]
+    if has_tangents(tensors):
+        _refuse_tangents()
     if is_transformed() or _wanted(tensors):
         numbers = Numbers(len(captures), tuple(integers), tuple(floats), scale, text)
         function = _Attend if is_transformed() else _Recorded
@@ -86,10 +86,41 @@ def gradients(numbers: Numbers, results: Tensors, tensors: Sequence[Any], needs:
     if places and not (results[0] is None and results[1] is None):
         # The operator counts its captured tensors from 4: it has no gradient of the seed.
         numbered = [p - (p > NAMED - 1) for p in places]
-        found = operators.attention_backward(*results, *numbers.inputs(tensors), numbered)
+        found = _found(numbers, results, tensors, numbered)
         for place, grad in zip(places, found, strict=True):
             grads[place] = grad
     return grads
+
+
+def _found(
+    numbers: Numbers, results: Tensors, tensors: Sequence[Any], wanted: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    """The gradients that are wanted; for each of many, if those of the results are batched."""
+
+    def run(*mapped: Any) -> list[torch.Tensor]:
+        return operators.attention_backward(*mapped[:4], *numbers.inputs(mapped[4:]), list(wanted))
+
+    def each(rows: Sequence[Any], dims: Sequence[int | None], size: int) -> Sequence[torch.Tensor]:
+        rest = (*results[2:], *tensors)
+        all_dims = (*dims, *(None for _ in rest))
+        return vmapped(run, size, all_dims, (*rows, *rest), **_fold(numbers, wanted))[0]
+
+    if any(map(is_batched, results[:2])):
+        return each_gradient(each, results[:2])
+    return run(*results, *tensors)
+
+
+def _fold(numbers: Numbers, wanted: Sequence[int]) -> Any:
+    """How the backward is mapped: a folded batch would sum the gradients of what all batches share."""
+    return {"folds": all(place < 3 for place in wanted) and folds(numbers.text), "n_batched": 4 + 3}
+
+
+def _refuse_tangents() -> NoReturn:
+    raise NotDifferentiable(
+        "forward-mode derivatives (torch.func.jvp, jacfwd, dual tensors) of attention were asked for",
+        hint='use reverse mode (torch.func.vjp, jacrev), or pass backend="reference" (dense), '
+        "which PyTorch differentiates in any mode",
+    )
 
 
 class _Attend(torch.autograd.Function):
@@ -110,11 +141,15 @@ class _Attend(torch.autograd.Function):
         return None, *gradients(ctx.numbers, results, tensors, ctx.needs_input_grad[1:])
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _refuse_tangents()
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, numbers: Numbers, *tensors: Any) -> Any:
         def run(*tensors: Any) -> Any:
             return _Attend.apply(numbers, *tensors)  # type: ignore[no-untyped-call]
 
-        return _vmapped(run, info.batch_size, in_dims[1:], tensors, folds=_folds(numbers), n_batched=3)
+        return vmapped(run, info.batch_size, in_dims[1:], tensors, folds=folds(numbers.text), n_batched=3)
 
 
 class _Recorded(_Attend):
@@ -148,52 +183,12 @@ class _Differentiate(torch.autograd.Function):
         )
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _refuse_tangents()
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, numbers: Numbers, wanted: tuple[int, ...], *tensors: Any) -> Any:
         def run(*tensors: Any) -> Any:
             return _Differentiate.apply(numbers, wanted, *tensors)  # type: ignore[no-untyped-call]
 
-        # A folded batch would sum the gradients of what all batches share.
-        folds = _folds(numbers) and all(place < 3 for place in wanted)
-        return _vmapped(run, info.batch_size, in_dims[2:], tensors, folds=folds, n_batched=4 + 3)
-
-
-def _folds(numbers: Numbers) -> bool:
-    """Whether more batches are the same computation: nothing tells one batch from another."""
-    statement, _ = read(numbers.text)
-    roots = [root for root in (statement.score, statement.mask) if root is not None]
-    return statement.blocks is None and not any(Input.B in inputs_of(root) for root in roots)
-
-
-def _vmapped(
-    run: Callable[..., Any],
-    size: int,
-    dims: Sequence[int | None],
-    tensors: Sequence[Any],
-    *,
-    folds: bool,
-    n_batched: int,
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """`run` for each of the `size` entries of the mapped tensors; all results have dimension 0 mapped.
-
-    The first `n_batched` tensors have a batch dimension, into which the mapped one is folded where `folds`
-    holds and the others are not mapped. Otherwise one call after another.
-    """
-    if folds and all(dim is None for dim in dims[n_batched:]):
-        batched = [
-            _folded(x, dim, size) for x, dim in zip(tensors[:n_batched], dims[:n_batched], strict=True)
-        ]
-        results = run(*batched, *tensors[n_batched:])
-        return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
-    each = [
-        run(*(x if dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=True)))
-        for i in range(size)
-    ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
-    return stacked, (0,) * len(stacked)
-
-
-def _folded(x: torch.Tensor | None, dim: int | None, size: int) -> torch.Tensor | None:
-    if x is None:
-        return None
-    x = x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return x.flatten(0, 1)
+        return vmapped(run, info.batch_size, in_dims[2:], tensors, **_fold(numbers, wanted))

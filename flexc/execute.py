@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from flexc.backends import forward
 from flexc.call import AttentionCall, Mods, Result
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from flexc.prepared import Place
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_LEVEL = -1
+"""Of forward-mode differentiation: it is not under way."""
 
 
 def run(call: AttentionCall, backend: str, place: Place | None = None) -> Result:
@@ -31,7 +36,9 @@ def run(call: AttentionCall, backend: str, place: Place | None = None) -> Result
             "an input requires a gradient, and the result is written to out=",
             hint="leave out= away, or call it under torch.no_grad()",
         )
-    if plain and (backend == "reference" or not differentiates):
+    if backend == "reference" and _is_transparent(call, tensors):
+        return forward(call, backend, place)
+    if plain and not differentiates:
         return forward(call, backend, place)
     if plain and place is not None:
         from flexc.prepared_step import prepare
@@ -42,14 +49,40 @@ def run(call: AttentionCall, backend: str, place: Place | None = None) -> Result
     return _through_operator(call, backend, differentiates)
 
 
+def _is_transparent(call: AttentionCall, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether PyTorch may see the operators that the reference is made of, and so transform them by itself.
+
+    Modes see one operator instead. So does vmap where there is dropout, whose seed is needed as a number.
+    """
+    if torch._C._len_torch_dispatch_stack() > 0 or not all(type(x) in PLAIN for x in tensors):
+        return False
+    return not (call.dropout_p and is_mapped())
+
+
+def is_mapped() -> bool:
+    """Whether `torch.func.vmap` is at work, under which no number can be read from a tensor."""
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(interpreter.key() == _functorch.TransformType.Vmap for interpreter in stack)
+
+
 def is_watched() -> bool:
-    """Whether a mode or transform of PyTorch wants to see every operator."""
-    return torch._C._len_torch_dispatch_stack() > 0 or is_transformed()
+    """Whether a mode, a transform or forward-mode differentiation of PyTorch wants to see every operator."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0 or is_transformed() or forward_ad._current_level != _NO_LEVEL
+    )
 
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def has_tangents(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether one of them is a dual tensor of forward-mode differentiation. Those of torch.func hide it."""
+    if forward_ad._current_level == _NO_LEVEL:
+        return False
+    duals = (forward_ad.unpack_dual(x) for x in tensors if x is not None)  # type: ignore[no-untyped-call]
+    return any(dual.tangent is not None for dual in duals)
 
 
 def _through_operator(call: AttentionCall, backend: str, differentiates: bool) -> Result:

@@ -14,6 +14,7 @@ from flexc.differentiate import NAMED, Numbers, gradients
 from flexc.execute import PLAIN, is_watched, statement_of
 from flexc.gpu_backward import as_kernels_read, record
 from flexc.map_tensors import tensors_of
+from flexc.mapped import is_batched
 from flexc.operators import call_of, name_of
 from flexc.prepared import Place, Prepared
 from flexc.refit import refitted
@@ -84,6 +85,8 @@ def _replay(
     q, k, v, sinks = tensors[:4]
     captured = tensors[NAMED : NAMED + step.numbers.n_captures]
     if grad_out is None or is_watched() or torch.is_grad_enabled():
+        return None
+    if is_batched(grad_out) or is_batched(grad_lse):
         return None
     if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.holds(captured):
         return None

@@ -14,12 +14,13 @@ import torch
 
 from flexc.call import AttentionCall, Gradients, Result
 from flexc.device_map import on_host
+from flexc.execute import is_mapped
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input
 from flexc.philox import kept, survivors_weight
-from flexc.weigh_values import weigh_values
+from flexc.weigh_values import weigh_mapped_values, weigh_values
 
 
 def run(call: AttentionCall) -> Result:
@@ -118,8 +119,12 @@ def dense(call: AttentionCall, product: torch.dtype | None = None) -> tuple[torc
         keep = _kept(call, inputs)
         weights, seen = torch.where(keep, weights * survivors_weight(call.dropout_p), 0.0), seen & keep
     weights = weights.to(product).flatten(2, 3)
-    is_finite = bool(v.isfinite().all())
-    out = weights @ v if is_finite else weigh_values(weights, v, seen.flatten(2, 3))
+    if is_mapped():
+        out = weigh_mapped_values(weights, v, seen.flatten(2, 3))
+    elif v.isfinite().all():
+        out = weights @ v
+    else:
+        out = weigh_values(weights, v, seen.flatten(2, 3))
     out = out.reshape(batch, heads, q_len, call.v.shape[3]).to(call.q.dtype)
     return out, lse.reshape(batch, heads, q_len)
 

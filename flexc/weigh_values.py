@@ -21,3 +21,10 @@ def weigh_values(weights: torch.Tensor, values: torch.Tensor, visible: torch.Ten
         seen = visible[..., column, None] & ~finite[..., column, None, :]
         result = result + weights[..., column, None] * torch.where(seen, values[..., column, None, :], 0.0)
     return result
+
+
+def weigh_mapped_values(weights: torch.Tensor, values: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """The same without looking at values, for vmap: a row that sees an infinite value becomes NaN there."""
+    finite = values.isfinite()
+    strange = visible.to(values.dtype) @ (~finite).to(values.dtype)
+    return torch.where(strange > 0, torch.nan, weights @ torch.where(finite, values, 0.0))

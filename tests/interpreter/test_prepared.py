@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import flexc
@@ -232,3 +233,34 @@ def test_checkpoints_of_prepared_calls(reentrant: bool) -> None:
         out.pow(2).sum().backward()
         for x, grad in zip((q, k, v, bias), expected, strict=True):
             torch.testing.assert_close(x.grad, grad)
+
+
+@pytest.mark.parametrize("form", ["q", "bias"])
+def test_batched_gradients_of_prepared_calls(form: str) -> None:
+    bias = torch.randn(100, requires_grad=True)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+    q, k, v = _qkv(requires_grad=True)
+    wanted = (q, k) if form == "q" else (v, bias)
+    grads = torch.randn(2, *q.shape)
+    for _ in range(2):
+        out = flexc.attention(q, k, v, score_mod=score, backend="triton")
+        found = torch.autograd.grad(out, wanted, grads, is_grads_batched=True, retain_graph=True)
+        for n, one in enumerate(grads):
+            expected = torch.autograd.grad(out, wanted, one, retain_graph=True)
+            torch.testing.assert_close([x[n] for x in found], list(expected))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_dual_tensors_are_no_repetition() -> None:
+    bias = torch.randn(100)
+    score = flexc.score_mod(lambda s, b, h, q_idx, kv_idx: s + bias[q_idx - kv_idx + 56])
+    q, k, v = _qkv()
+    for _ in range(2):
+        flexc.attention(q, k, v, score_mod=score, backend="triton")
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.randn_like(q))
+        with pytest.raises(flexc.FlexcError, match="forward-mode"):
+            flexc.attention(dual, k, v, score_mod=score, backend="triton")
+        bias = forward_ad.make_dual(bias, torch.randn_like(bias))
+        with pytest.raises(flexc.FlexcError, match="forward-mode"):
+            flexc.attention(q, k, v, score_mod=score, backend="triton")
