@@ -525,10 +525,10 @@ def accumulate(
     shift = shift_smem.index(1 % Q_STAGES).load(row_layout)
     if which == 1:
         give_turn(never, 0)
+    start = told(starts, 1, one_layout)
     for step in range(1, steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
-        start = told(starts, step, one_layout)
         q_start = start & -2
         head = told(heads, step, one_layout)
         if head != h:
@@ -574,6 +574,7 @@ def accumulate(
         dq = warpgroup_mma_wait(2, deps=[dq])
         give_turn(step, 1 - which)
         stage(dq, dq_smem.index(which))
+        start = told(starts, step + 1, one_layout)
         shift = shift_smem.index(after).load(row_layout)
         score = warpgroup_mma_wait(1, deps=[score])
         fence_async_shared()
