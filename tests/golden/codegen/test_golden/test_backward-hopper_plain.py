@@ -109,21 +109,15 @@ LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @gluon.jit
-def place_of(batch, q_heads, group, q_len, kv_len):
+def place_of(pid, batch, q_heads, group, q_len, kv_len):
     """Batch, head of keys and first key of a program.
 
     Heads come one after another.
     """
     kv_tiles = gl.cdiv(kv_len, BLOCK_KV)
     kv_heads = q_heads // group
-    heads = batch * kv_heads
-    together = 1
-    pid = gl.program_id(0)
-    first = pid // (together * kv_tiles) * together
-    size = gl.minimum(together, heads - first)
-    rest = pid - first * kv_tiles
-    head = first + rest % size
-    return head // kv_heads, head % kv_heads, rest // size * BLOCK_KV
+    head = pid // kv_tiles
+    return head // kv_heads, head % kv_heads, pid % kv_tiles * BLOCK_KV
 
 
 @gluon.jit
@@ -262,7 +256,7 @@ def load_tiles(
 ):  # fmt: skip
     """One warp feeds the others: the keys and values of the program, then tiles of queries and gradients."""
     one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    b, kv_h, kv_start = place_of(batch, q_heads, group, q_len, kv_len)
+    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
     first_head = kv_h * group
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     mbarrier.expect(k_ready.index(0), KV_BYTES)
@@ -399,21 +393,19 @@ def accumulate(
     acc_zero = gl.zeros([KEYS, PADDED_DIM], gl.float32, layout=acc_layout)
     # False, which is not known before: it ties an accumulator to the registers of another value.
     keep = never != 0
-    b, kv_h, kv_start = place_of(batch, q_heads, group, q_len, kv_len)
+    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
     keys_left = kv_len - kv_start
     k_mine = k_smem.slice(first_key, KEYS, 0)
     v_mine = v_smem.slice(first_key, KEYS, 0)
     to_log2 = scale * LOG2E
-    # The first step has nothing to overlap with.
+    # The first step has little to overlap with.
     step = 0
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
 
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    score = warpgroup_mma_wait(0, deps=[score])
-    mbarrier.wait(v_ready.index(0), 0)
-    mbarrier.wait(dout_ready.index(0), 0)
     shift = shift_smem.index(0).load(row_layout)
+    score = warpgroup_mma_wait(0, deps=[score])
     if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
         score = gl.where(in_columns, score, float("-inf"))
@@ -421,6 +413,8 @@ def accumulate(
     weight = p.to(OPERAND)
     share = weight
 
+    mbarrier.wait(v_ready.index(0), 0)
+    mbarrier.wait(dout_ready.index(0), 0)
     dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma_wait(0, deps=[dp])
     dv = warpgroup_mma(
@@ -489,27 +483,33 @@ def accumulate(
         dk = warpgroup_mma_wait(1, deps=[dk])
     mbarrier.wait(done.index((steps - 1) % 2), (steps - 1) // 2 & 1)
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
-    dq, score, dv = warpgroup_mma_wait(0, deps=[dq, score, dv])
-
-    tma.store_wait(0)
-    thread_barrier()
-    stage(dq, dq_smem.index(which))
-    fence_async_shared()
-    thread_barrier()
-    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    dk = dk * scale
-    # Both leave through the buffer of this warpgroup's values.
+    # dV is complete since the last step.
+    dv = warpgroup_mma_wait(2, deps=[dv])
+    # Computed again: all along, these numbers would occupy registers. The instruction's result can't be known before.
+    pid = gl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r,r", [never], gl.int32, is_pure=False, pack=1)
+    b, kv_h, kv_start = place_of(pid, batch, q_heads, group, q_len, kv_len)
+    # dV leaves under the last dQ, through the buffer of this warpgroup's values.
     v_mine.store(dv.to(OPERAND))
     fence_async_shared()
     thread_barrier()
     tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
-    tma.store_wait(0)
+
+    dq, score = warpgroup_mma_wait(0, deps=[dq, score])
+
+    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+    dk = dk * scale
+    # dK leaves with the last dQ, through a tile of queries that both warpgroups are done with: the last step was
+    # `steps - 1`, and scores of the one behind it were computed in vain.
+    # The dQ before was read; dV may not be yet.
+    tma.store_wait(1)
     thread_barrier()
-    v_mine.store(dk.to(OPERAND))
+    stage(dq, dq_smem.index(which))
+    spare = q_smem.index((steps + 1) % Q_STAGES).slice(first_key, KEYS, 0)
+    spare.store(dk.to(OPERAND))
     fence_async_shared()
     thread_barrier()
-    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
+    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
+    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], spare)
     tma.store_wait(0)
 
 

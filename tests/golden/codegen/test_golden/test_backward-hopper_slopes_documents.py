@@ -134,7 +134,7 @@ def mask_mod(doc_ids_q, doc_ids_kv):
 
 
 @gluon.jit
-def place_of(batch, q_heads, group, q_len, kv_len):
+def place_of(pid, batch, q_heads, group, q_len, kv_len):
     """Batch, head of keys and first key of a program.
 
     A few heads, whose queries the L2 cache holds, take turns: so that programs of different length run
@@ -144,7 +144,6 @@ def place_of(batch, q_heads, group, q_len, kv_len):
     kv_heads = q_heads // group
     heads = batch * kv_heads
     together = gl.minimum(gl.maximum(L2_ROWS // q_len, 2), 4)
-    pid = gl.program_id(0)
     first = pid // (together * kv_tiles) * together
     size = gl.minimum(together, heads - first)
     rest = pid - first * kv_tiles
@@ -316,7 +315,7 @@ def load_tiles(
 ):  # fmt: skip
     """One warp feeds the others: the keys and values of the program, then tiles of queries and gradients."""
     one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    b, kv_h, kv_start = place_of(batch, q_heads, group, q_len, kv_len)
+    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
     first_head = kv_h * group
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     mbarrier.expect(k_ready.index(0), KV_BYTES)
@@ -468,7 +467,7 @@ def accumulate(
     acc_zero = gl.zeros([KEYS, PADDED_DIM], gl.float32, layout=acc_layout)
     # False, which is not known before: it ties an accumulator to the registers of another value.
     keep = never != 0
-    b, kv_h, kv_start = place_of(batch, q_heads, group, q_len, kv_len)
+    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
     keys_left = kv_len - kv_start
     k_mine = k_smem.slice(first_key, KEYS, 0)
     v_mine = v_smem.slice(first_key, KEYS, 0)
@@ -478,7 +477,7 @@ def accumulate(
     to_log2 = LOG2E
     kv_f32 = kv_idx.to(gl.float32)
     doc_ids_kv = gl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
-    # The first step has nothing to overlap with.
+    # The first step has little to overlap with.
     step = 0
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
@@ -490,10 +489,11 @@ def accumulate(
 
     score_scale = scale
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    score = warpgroup_mma_wait(0, deps=[score])
+    shift = shift_smem.index(0).load(row_layout)
     mbarrier.wait(v_ready.index(0), 0)
     mbarrier.wait(dout_ready.index(0), 0)
-    shift = shift_smem.index(0).load(row_layout)
+    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(1, deps=[score])
     q_idx = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
     q_f32 = q_idx.to(gl.float32)
     score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
@@ -507,7 +507,6 @@ def accumulate(
     weight = p.to(OPERAND)
     share = weight
 
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma_wait(0, deps=[dp])
     dv = warpgroup_mma(
         gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True
@@ -596,32 +595,37 @@ def accumulate(
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
     if which == 0:
         give_turn(never, 1)
-    dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
-
-    tma.store_wait(0)
-    thread_barrier()
-    stage(dq, dq_smem.index(which))
-    fence_async_shared()
-    thread_barrier()
-    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
-    # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
-    lost = gl.sum(gl.sum((dk != dk).to(gl.int32) + (dv != dv).to(gl.int32), 1), 0)  # noqa: PLR0124
-    if lost > 0:
-        gl.store(lost_ptr, 1)
-    dk = dk * scale
-    # Both leave through the buffer of this warpgroup's values.
+    # Computed again: all along, these numbers would occupy registers. The instruction's result can't be known before.
+    pid = gl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r,r", [never], gl.int32, is_pure=False, pack=1)
+    b, kv_h, kv_start = place_of(pid, batch, q_heads, group, q_len, kv_len)
+    # dV leaves under the last dQ, through the buffer of this warpgroup's values.
     v_mine.store(dv.to(OPERAND))
     fence_async_shared()
     thread_barrier()
     tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
-    tma.store_wait(0)
+
+    dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
+
+    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+    # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
+    # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
+    # A sum of zeros times numbers is NaN if one of them is NaN or Inf.
+    found = gl.sum(gl.sum(dk * 0.0 + dv * 0.0, 1), 0)
+    if found != found:  # noqa: PLR0124
+        gl.store(lost_ptr, 1)
+    dk = dk * scale
+    # dK leaves with the last dQ, through a tile of queries that both warpgroups are done with: the last step was
+    # `steps - 1`, and scores of the one behind it were computed in vain.
+    # The dQ before was read; dV may not be yet.
+    tma.store_wait(1)
     thread_barrier()
-    v_mine.store(dk.to(OPERAND))
+    stage(dq, dq_smem.index(which))
+    spare = q_smem.index((steps + 1 + which) % Q_STAGES)
+    spare.store(dk.to(OPERAND))
     fence_async_shared()
     thread_barrier()
-    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
+    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
+    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], spare)
     tma.store_wait(0)
 
 
