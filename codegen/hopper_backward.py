@@ -65,9 +65,9 @@ ALL_NAMES = RESERVED | frozenset({
     "dq_zero", "keys_left", "q_here", "tell", "told", "next_tile", "count_steps", "last_head", "none",
     "fresh", "end", "k_mine", "v_mine", "ds_mine", "dq_row", "masked", "dout_h", "dout_start", "firsts",
     "ends", "acc_zero", "dp", "ds", "share", "k_ready", "v_ready", "q_ready", "dout_ready", "done",
-    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end", "spare", "found",
+    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end", "found",
     *(f"{tensor}_desc" for tensor in ("q", "k", "v", "dout", "dk", "dv", "shift", "delta")),
-    *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "shift", "delta")),
+    *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "dk", "shift", "delta")),
     *NAMES,
 })  # fmt: skip
 
@@ -116,8 +116,6 @@ class _Main(Preamble):
     order: str
     together: str
     in_turns: bool
-    spare_stage: bool
-    """In the end there is a tile of queries for each warpgroup that nobody reads any more."""
     late: bool
     halves_are_columns: bool
     register_bases: str
@@ -229,7 +227,6 @@ def _view(
         order=_HEADS_TOGETHER if uneven else _HEADS_APART,
         together="gl.minimum(gl.maximum(L2_ROWS // q_len, 2), 4)" if uneven else "1",
         in_turns=plan.in_turns,
-        spare_stage=plan.tiles.num_stages >= (4 if plan.halves_are_columns else 3),
         late=plan.late,
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),

@@ -498,18 +498,17 @@ def accumulate(
 
     dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
     dk = dk * scale
-    # dK leaves with the last dQ, through a tile of queries that both warpgroups are done with: the last step was
-    # `steps - 1`, and scores of the one behind it were computed in vain.
-    # The dQ before was read; dV may not be yet.
+    # dK leaves with the last dQ, through a tile of dO: dP and dV of all steps are complete in both warpgroups, or
+    # this one would not have got here. The dQ before was read; dV may not be yet.
     tma.store_wait(1)
     thread_barrier()
     stage(dq, dq_smem.index(which))
-    spare = q_smem.index((steps + 1) % Q_STAGES).slice(first_key, KEYS, 0)
-    spare.store(dk.to(OPERAND))
+    dk_smem = dout_smem.index(which).slice(0, KEYS, 0)
+    dk_smem.store(dk.to(OPERAND))
     fence_async_shared()
     thread_barrier()
     tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], spare)
+    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], dk_smem)
     tma.store_wait(0)
 
 
