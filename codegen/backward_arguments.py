@@ -44,6 +44,10 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
     if spec.has_sinks:
         tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
         tensors.append(Argument("dsinks_parts_ptr", "*fp32", Source.GRAD_SINKS_PARTS))
+    if backward.clears_sums:
+        tensors.append(Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True))
+        if spec.mask is not None:
+            tensors.append(Argument("lost_ptr", "*i32", Source.LOST))
     return (
         *tensors,
         *stride_arguments(("out", "dout"), divisible=spec.aligned),

@@ -9,6 +9,7 @@ from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.hoisting import Hoisting
+from flexc.codegen.hopper_backward_plan import width
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 
@@ -21,6 +22,8 @@ class RowsView(Preamble):
     out_mask: str
     has_grad_lse: bool
     sinks: bool
+    clears_sums: bool
+    clears_lost: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,10 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
     ]
     if padded:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
+    if backward.clears_sums:
+        constants.append(
+            Constant("WIDTH", width(spec.head_dim), "dimensions of a row of the sums that dQ is")
+        )
     constants += [PADDED_TO, LOG2E]
     return RowsView(
         header=header(backward, Entry.ROWS, plan, ()),
@@ -55,6 +62,8 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
         out_mask="in_rows[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if padded else ""),
         has_grad_lse=backward.has_grad_lse,
         sinks=spec.has_sinks,
+        clears_sums=backward.clears_sums,
+        clears_lost=backward.clears_sums and spec.mask is not None,
     )
 
 

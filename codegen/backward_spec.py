@@ -54,7 +54,8 @@ class BackwardSpec:
     `forward.blocks` says how kernels that keep queries find their tiles, `kv_blocks` how those that keep keys
     do. `has_grad_lse`: a gradient of the lse comes in beside that of the result. `slots`: captured tensors
     whose gradients are wanted. `deterministic`: these are the same bits every time. `repairs`: the kernels do
-    nothing unless a NaN came out of others.
+    nothing unless a NaN came out of others. `clears_sums`: the kernel of the rows clears what the Hopper
+    kernel adds to.
     """
 
     forward: AttentionSpec
@@ -63,6 +64,7 @@ class BackwardSpec:
     slots: tuple[int, ...] = ()
     deterministic: bool = False
     repairs: bool = False
+    clears_sums: bool = False
 
     def blocks(self, entry: Entry) -> Blocks:
         """How a kernel knows which tiles to visit."""

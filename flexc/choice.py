@@ -121,7 +121,7 @@ def backward_parts(
         found = schedule(backward, target_named(target), dict(options), wants_q=wants_q, wants_kv=wants_kv)
         return tuple((backward, entry) for entry in found.entries)
     made = suited(backward)
-    parts = ((backward, Entry.ROWS), (made, Entry.HOPPER), (made, Entry.FINISH))
+    parts = ((replace(backward, clears_sums=True), Entry.ROWS), (made, Entry.HOPPER), (made, Entry.FINISH))
     if backward.forward.mask is None:
         return parts
     repairs = replace(backward, repairs=True)

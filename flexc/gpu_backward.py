@@ -213,11 +213,19 @@ class _Backward:
         return self.script.then(finished, sums)
 
     def rows(self, entry: Entry, kernel: Runnable) -> None:
-        """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks."""
+        """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks.
+
+        Before a Hopper kernel also zeros where it adds up, and where it says that something became NaN.
+        """
         batch, heads, padded = self.tensors[Source.DELTA].shape
         tiles = padded // kernel.block_q
         if self.call.sinks is not None:
             self.tensors[Source.GRAD_SINKS_PARTS] = self._made((batch, heads, tiles))
+        if self.spec.clears_sums:
+            shape = (batch, heads, padded, width(self.spec.forward.head_dim))
+            self.tensors[Source.GRAD_Q_SUM] = self._scratch(shape)
+            if self.spec.forward.mask is not None:
+                self.tensors[Source.LOST] = self._scratch((1,), torch.int32)
         self._launch(kernel, tiles * heads * batch, {}, {})
 
     def fused(self, entry: Entry, kernel: Runnable) -> None:
@@ -228,11 +236,7 @@ class _Backward:
 
     def on_hopper(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32; if there is a mask, also whether any became NaN."""
-        batch, heads, rows = self.tensors[Source.DELTA].shape
-        sums = (batch, heads, rows, width(self.spec.forward.head_dim))
-        self.tensors[Source.GRAD_Q_SUM] = self._zeros(sums, torch.float32)
-        if self.spec.forward.mask is not None:
-            self.tensors[Source.LOST] = self._zeros((1,), torch.int32)
+        batch = self.call.q.shape[0]
         numbers: dict[Source, int | float] = {Source.BATCH: batch, Source.NEVER: 0}
         tensors: dict[Source, torch.Tensor] = {}
         self._walk(entry, kernel, tensors, numbers)
@@ -286,9 +290,9 @@ class _Backward:
         device = self.call.q.device
         return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
 
-    def _scratch(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What only kernels use."""
-        return self.script.scratch(shape, torch.float32, self.call.q.device)
+        return self.script.scratch(shape, dtype, self.call.q.device)
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """What only kernels add up in."""

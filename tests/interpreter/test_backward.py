@@ -10,8 +10,11 @@ import torch
 
 from flexc import masks, reference, scores
 from flexc.call import Gradients
+from flexc.codegen.arguments import Source
+from flexc.codegen.backward_spec import Entry as Part
 from flexc.gpu import run
-from flexc.gpu_backward import backward
+from flexc.gpu_backward import _Backward, backward
+from flexc.interpret_backward import Interpreter
 from tests.gradients import Problem, check_gradients, differentiable_slots, gradients, problem
 from tests.mods import Entry, corpus
 
@@ -298,3 +301,25 @@ def test_the_gradient_of_sinks_is_exact_where_delta_is(with_lse: bool) -> None:
     exact, plain = (gradients(given, dtype)["sinks"].double() for dtype in (torch.float64, None))
     # From the output, which is rounded, it would be no better than plain PyTorch's.
     assert (found.double() - exact).abs().max() * 20 < (plain - exact).abs().max()
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal])
+def test_rows_clear_sums(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a Hopper kernel the rows' clears all it adds to, and finds what it finds otherwise."""
+    q, k, v = _qkv(70, 40, dim=24)
+    given = problem(q, k, v, mask_mod=mask, options=OPTIONS)
+    out, lse = run(given.call)
+    assert lse is not None
+    made = _Backward(given.call, out, lse, given.grad_out, None, frozenset("q"))
+    made.spec = replace(made.spec, clears_sums=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", lambda shape, **facts: torch.full(shape, 7, **facts))
+        made.rows(Part.ROWS, Interpreter().kernel(made.spec, Part.ROWS, given.call))
+    sums = made.tensors[Source.GRAD_Q_SUM]
+    assert sums.shape == (2, 4, 256, 64)
+    assert not sums.any()
+    assert (Source.LOST in made.tensors) is (mask is not None)
+    if mask is not None:
+        assert not made.tensors[Source.LOST].any()
+    delta = made.tensors[Source.DELTA][:, :, :70]
+    torch.testing.assert_close(delta, (given.grad_out * out).sum(3), atol=1e-4, rtol=1e-4)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 BLOCK_Q = tl.constexpr(64)  # query rows of a program
 PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
+WIDTH = tl.constexpr(128)  # dimensions of a row of the sums that dQ is
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of delta and shift are padded to
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 
@@ -21,6 +22,8 @@ def attention_backward_rows(
     dlse_ptr,
     delta_ptr,
     shift_ptr,
+    dq_sum_ptr,
+    lost_ptr,
     out_stride_b,
     out_stride_h,
     out_stride_s,
@@ -60,6 +63,11 @@ def attention_backward_rows(
     lse = tl.load(lse_ptr + row_at, mask=in_rows, other=float("-inf"))
     shift = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
     tl.store(shift_ptr + padded_at, shift)
+    # The next kernel adds to these sums.
+    sums = dq_sum_ptr + padded_at[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(sums, tl.zeros((BLOCK_Q, WIDTH), dtype=tl.float32))
+    if pid == 0:
+        tl.store(lost_ptr, 0)
 
 
 """Gradients of queries, keys and values, of attention for sm90: score_mod and mask_mod, D=128, bf16.
