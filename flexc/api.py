@@ -153,8 +153,7 @@ def attention(
             dropout_p=dropout_p, deterministic=deterministic, backend=backend, options=options,
         )  # fmt: skip
     place: Place | None = None
-    plain = out is None and dropout_p == 0.0
-    if plain and backend in ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
+    if out is None and backend in ON_GPU and isinstance(q, torch.Tensor) and q.is_cuda:
         repeated, place = replay(
             q,
             k,
@@ -168,6 +167,7 @@ def attention(
             deterministic,
             options,
             backend,
+            dropout_p,
         )
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]

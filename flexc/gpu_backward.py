@@ -13,13 +13,14 @@ import torch
 from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
+from flexc.captured_gradient import from_sums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import width
 from flexc.codegen.target import Target
 from flexc.ir.spec import Blocks
-from flexc.pack import dropout_numbers, seed_on
+from flexc.pack import as_pointed_to, dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
 from flexc.sinks_gradient import from_delta, from_parts
 
@@ -70,8 +71,9 @@ def record(
 ) -> tuple[list[torch.Tensor], Recorded]:
     """The gradients that are wanted, in their order, and how to compute them for other tensors.
 
-    The script takes q, k, v, out, lse, the two gradients and the sinks, of layouts equal to these. The call's
-    sinks and lse are contiguous and in fp32, the gradients as `as_kernels_read` makes them.
+    The script takes q, k, v, out, lse, the two gradients, the sinks, the seed of dropout, and captured
+    tensors on the device of q, of layouts equal to these. The sinks and lse are contiguous and in fp32, the
+    gradients as `as_kernels_read` makes them.
     """
     made = _Backward(call, out, lse, grad_out, grad_lse, wanted)
     found = made.run(backend)
@@ -101,22 +103,27 @@ class _Backward:
         grad_lse: torch.Tensor | None,
         wanted: Collection[str | int],
     ) -> None:
-        q = call.q
+        q, k, v, out, lse, grad_out = (x.detach() for x in (call.q, call.k, call.v, out, lse, grad_out))
         self.wanted = wanted
         self.slots = tuple(sorted(name for name in wanted if isinstance(name, int)))
         self.sums: dict[int, torch.Tensor] = {}
         self.call = call
         self.runner = _runner(q.device)
-        sinks = None if call.sinks is None else call.sinks.float().contiguous()
-        script = self.script = Script((q, call.k, call.v, out, lse, grad_out, grad_lse, sinks))
+        sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
+        seed = seed_on(call.dropout_seed, q.device) if call.dropout_p else None
+        self.values = tuple(as_pointed_to(x, q.device) for x in call.values)
+        captured = [x for x in self.values if isinstance(x, torch.Tensor)]
+        # A script knows tensors by identity: one that comes twice must be two.
+        grad_lse = None if grad_lse is None else grad_lse.detach()
+        script = self.script = Script((q, k, v, out, lse, grad_out, grad_lse, sinks, seed, *captured))
         padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
         rows = (*q.shape[:2], padded)
         self._sinks_last = sinks is not None and "sinks" in wanted and bool(self.slots)
         kept = self._made if self._sinks_last else self._scratch
         self.tensors: dict[Source, torch.Tensor] = {
             Source.Q: q,
-            Source.K: call.k,
-            Source.V: call.v,
+            Source.K: k,
+            Source.V: v,
             Source.OUT: out,
             Source.LSE: lse,
             Source.GRAD_OUT: grad_out,
@@ -151,12 +158,10 @@ class _Backward:
             Source.KV_LEN: call.k.shape[2],
             Source.SCALE: call.scale,
         }
-        if call.dropout_p:
-            self.tensors[Source.DROPOUT_SEED] = seed_on(call.dropout_seed, q.device)
+        if seed is not None:
+            self.tensors[Source.DROPOUT_SEED] = seed
             below, weight = dropout_numbers(call.dropout_p)
             self.numbers |= {Source.DROPPED_BELOW: below, Source.SURVIVORS_WEIGHT: weight}
-        # A 0-dim tensor may lie on the CPU.
-        self.values = tuple(x.to(q.device) if isinstance(x, torch.Tensor) else x for x in call.values)
 
     def run(self, backend: str) -> Gradients:
         """Run the kernels that give what is wanted."""
@@ -206,11 +211,7 @@ class _Backward:
         if sums is None:  # nothing reaches it
             return self.script.make(lambda _: torch.zeros(shape, dtype=dtype, device=device))
 
-        def finished(sums: torch.Tensor) -> torch.Tensor:
-            exact = sums.dtype is torch.int64
-            return (_from_words(sums).view(shape) if exact else sums).to(device=device, dtype=dtype)
-
-        return self.script.then(finished, sums)
+        return self.script.then(from_sums(shape, dtype, device), sums)
 
     def rows(self, entry: Entry, kernel: Runnable) -> None:
         """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks.
@@ -366,13 +367,6 @@ def _sum_parts(whole: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
 
 
 _STRIDED = frozenset({Source.OUT, Source.GRAD_OUT, Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V})
-
-
-def _from_words(words: torch.Tensor) -> torch.Tensor:
-    """What `add_exactly` added up: (n, 4) int64 to (n,) fp64, NaN where a term was no number."""
-    high, middle, low, strange = words.unbind(1)
-    total = high.double() * 2.0**-10 + (middle.double() * 2.0**-50 + low.double() * 2.0**-90)
-    return torch.where(strange == 0, total, torch.nan)
 
 
 def _parts(programs: int, group: int, processors: int) -> int:

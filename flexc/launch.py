@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from flexc.call import Result
+from flexc.codegen.arguments import Source
 from flexc.frontend.value import Value
 from flexc.gpu_facts import processors
-from flexc.pack import Tensors, pack, seed_on
+from flexc.pack import Tensors, as_pointed_to, pack, seed_on
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
+
+
+MOVING = frozenset(
+    {Source.Q, Source.K, Source.V, Source.OUT, Source.LSE, Source.SINKS, Source.CAPTURE, Source.DROPOUT_SEED}
+)
+"""Addresses that are others each time, in this order; those of captured tensors in that of the arguments."""
 
 
 class Launch:
@@ -58,17 +65,25 @@ class Launch:
             self.uploads[1],
             seed=seed_on(dropout_seed, device) if dropout_p else None,
         )
-        # A 0-dim tensor may lie on the CPU. The copies are held: the arguments have only their addresses.
-        self.values = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in values)
+        # The copies are held: the arguments have only their addresses.
+        self.values = tuple(as_pointed_to(x, device) for x in values)
         self.arguments = pack(
             kernel.artifact.arguments, self.tensors, self.values, block_map, scale, dropout_p
         )
 
     @property
+    def captured(self) -> tuple[int, ...]:
+        """The slots of the captured tensors whose addresses a kernel takes, in its order."""
+        return tuple(a.slot for a in self.kernel.artifact.arguments if a.source is Source.CAPTURE)
+
+    @property
     def repeated(self) -> list[int | float | None]:
-        """The arguments of a launch that is made again, without the addresses of q, k, v, out, lse, sinks."""
-        own = 4 + sum(x is not None for x in (self.tensors.lse, self.tensors.sinks))
-        return [None if n < own else x for n, x in enumerate(self.arguments)]  # type: ignore[misc]  # numbers
+        """The arguments of a launch that is made again, without the addresses that are others then."""
+        named = self.kernel.artifact.arguments  # those that the launcher adds come last
+        return [
+            None if a.source in MOVING else x  # type: ignore[misc]  # numbers
+            for a, x in zip(named, self.arguments, strict=False)
+        ]
 
     def run(self) -> Result:
         """Launch on the current stream of the tensors' device."""

@@ -92,6 +92,17 @@ def seed_on(seed: torch.Tensor | int, device: torch.device) -> torch.Tensor:
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)
 
 
+def as_pointed_to(value: Value, device: torch.device) -> Value:
+    """A captured value as kernels on `device` read it: a tensor as a new object there, of bytes for booleans.
+
+    A 0-dim tensor may lie on the CPU.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    there = value.detach().to(device)
+    return there.view(torch.int8) if there.dtype is torch.bool else there
+
+
 CAPTURED = frozenset({Source.CAPTURE, Source.CAPTURE_STRIDE, Source.CAPTURE_SIZE, Source.SCALAR})
 
 

@@ -8,8 +8,9 @@ autocast modes. Whatever does not fit goes the long way, which prepares it anew.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +18,14 @@ import torch
 from flexc.block_mask import as_block_mask
 from flexc.call import AttentionCall, Result
 from flexc.device_map import DeviceMap, Map
-from flexc.execute import PLAIN, is_watched
+from flexc.execute import PLAIN, is_watched, new_seed
 from flexc.frontend.value import Value
+from flexc.ir.expr import Expr, topological
+from flexc.ir.ops import Op
 from flexc.launch import Launch
 from flexc.lru import LRU
 from flexc.mods import as_mask_mod, as_score_mod
+from flexc.prepared_captures import Captures
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,19 @@ class Step(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None,
-        captured: list[torch.Tensor],
+        seed: torch.Tensor | None,
+        captured: Sequence[torch.Tensor],
     ) -> Result:
         """The result, which knows its backward. `captured` are the captured tensors in their order."""
         ...
 
 
 class Prepared:
-    """One launch with all but its addresses filled in. Captured tensors are held weakly.
+    """One launch with all but its addresses filled in.
 
-    A block map was found from what they held; a kernel without one reads them anew each time. A CUDA graph
-    has maps of its own, which its replays find anew. The map that a user gave is held weakly, too. With a
-    `step`, the results need gradients.
+    A block map was found from what captured tensors held; a kernel without one reads them anew each time. A
+    CUDA graph has maps of its own, which its replays find anew. The map that a user gave is held weakly. With
+    a `step`, the results need gradients.
     """
 
     def __init__(self, call: AttentionCall, launch: Launch, given: Map | None, step: Step | None) -> None:
@@ -65,13 +70,13 @@ class Prepared:
         self._out = (*q.shape[:3], call.v.shape[3])
         self._lse = tuple(q.shape[:3]) if call.return_lse else None
         watches = block_map is not None or given is not None
-        tensors = [(slot, x) for slot, x in enumerate(call.values) if isinstance(x, torch.Tensor)]
-        self._slots = [slot for slot, _ in tensors]
-        self._needs = [step is not None and x.requires_grad for _, x in tensors]
-        self._captured = [
-            (weakref.ref(x), x.data_ptr(), x.shape, x._version if watches else None) for _, x in tensors
-        ]
-        self._numbers = [(slot, x) for slot, x in enumerate(call.values) if not isinstance(x, torch.Tensor)]
+        self.captures = Captures(
+            call.values,
+            q.device,
+            read=launch.captured,
+            watched=_reads_of(call.mask) if watches else (),
+            records=step is not None,
+        )
         self._given = None if given is None else weakref.ref(given)
         self._map = block_map if isinstance(block_map, DeviceMap) and block_map is not given else None
         self.reads_map = block_map is not None
@@ -86,26 +91,45 @@ class Prepared:
         sinks: torch.Tensor | None,
         values: tuple[Value, ...],
         given: Map | None,
+        dropout_seed: torch.Tensor | None,
+        *,
+        drops: bool,
     ) -> Result | None:
-        """Launch with these tensors; None when something has changed that decides more than addresses."""
-        if values and not self._same(values):
-            return None
+        """Launch with these tensors; None when something has changed that decides more than addresses.
+
+        With `drops` the call has dropout; without a seed, one is drawn.
+        """
+        captured: Sequence[torch.Tensor] = ()
+        if values:
+            found = self.captures.of(values)
+            if found is None:
+                return None
+            captured = found
         if self._given is not None and self._given() is not given:
             return None
+        if (self.reads_map or self.captures.needs_copies) and torch.cuda.is_current_stream_capturing():
+            return None
         if self.reads_map:
-            if torch.cuda.is_current_stream_capturing():
-                return None
             block_map = given if self._map is None else self._map
             if isinstance(block_map, DeviceMap):
                 block_map.ready_here()
         if (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
             return None
+        if drops and dropout_seed is None:
+            dropout_seed = new_seed(q.device)
         if self._step is None:
-            return self.launch(q, k, v, sinks)
-        captured = [values[slot] for slot in self._slots] if values else []
-        return self._step.record(self, q, k, v, sinks, captured)  # type: ignore[arg-type]  # tensors, by slot
+            return self.launch(q, k, v, sinks, dropout_seed, captured)
+        return self._step.record(self, q, k, v, sinks, dropout_seed, captured)
 
-    def launch(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Result:
+    def launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        seed: torch.Tensor | None,
+        captured: Sequence[torch.Tensor],
+    ) -> Result:
         """The launch itself, of tensors that passed the checks; autograd sees nothing of it."""
         out = q.new_empty(self._out)
         addresses: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
@@ -114,40 +138,34 @@ class Prepared:
             lse = q.new_empty(self._lse, dtype=torch.float32)
             addresses += (lse.data_ptr(),)
         if sinks is not None:
+            sinks = as_kernels_read_sinks(sinks)
             addresses += (sinks.data_ptr(),)
+        if captured:
+            captured = self.captures.there(captured)
+            addresses += self.captures.addresses(captured)
+        if seed is not None:
+            addresses += (seed.data_ptr(),)
         self._launch(addresses)
         return out, lse
 
-    def _same(self, values: tuple[Value, ...]) -> bool:
-        for slot, number in self._numbers:
-            if values[slot] != number or type(values[slot]) is not type(number):
-                return False
-        if not self.holds(values[slot] for slot in self._slots):
-            return False
-        if torch.is_grad_enabled():
-            for slot, needs in zip(self._slots, self._needs, strict=True):
-                if values[slot].requires_grad is not needs:  # type: ignore[union-attr]  # a tensor
-                    return False
-        return True
-
     def is_lost(self) -> bool:
         """Whether no call can repeat this one, since something that it depends on is no more."""
-        if self._given is not None and self._given() is None:
-            return True
-        return any(reference() is None for reference, *_ in self._captured)
+        return (self._given is not None and self._given() is None) or self.captures.identity is None
 
-    def holds(self, captured: Iterable[object]) -> bool:
-        """Whether these are the captured tensors that the launch was prepared for, and unchanged."""
-        for x, (reference, address, shape, version) in zip(captured, self._captured, strict=True):
-            if (
-                reference() is not x
-                or not isinstance(x, torch.Tensor)
-                or (version is not None and x._version != version)
-                or x.data_ptr() != address
-                or x.shape != shape
-            ):
-                return False
-        return True
+
+def as_kernels_read_sinks(sinks: torch.Tensor) -> torch.Tensor:
+    """The sinks in fp32 and contiguous: themselves, or a copy."""
+    if sinks.dtype is torch.float32 and sinks.is_contiguous():
+        return sinks
+    return sinks.detach().float().contiguous()
+
+
+@lru_cache(maxsize=256)
+def _reads_of(mask: Expr | None) -> frozenset[int]:
+    """The slots of the captured tensors that a mask reads."""
+    if mask is None:
+        return frozenset()
+    return frozenset(n.attr for n in topological(mask) if n.op is Op.LOAD and isinstance(n.attr, int))
 
 
 def can_keep(call: AttentionCall, place: Place) -> bool:
@@ -156,15 +174,32 @@ def can_keep(call: AttentionCall, place: Place) -> bool:
         call.out is None
         and len(call.values) == place.n_values  # else blocks were made a part of the mask
         and not torch.cuda.is_current_stream_capturing()
-        and all(
-            x.device == call.q.device and not x.is_inference()
-            for x in call.values
-            if isinstance(x, torch.Tensor)
-        )
+        and not any(x.is_inference() for x in call.values if isinstance(x, torch.Tensor))
     )
 
 
-_prepared: LRU[tuple[object, ...], Prepared] = LRU(1024)
+class _Group:
+    """The calls of one key: those that differ in the tensors that their block maps were found from."""
+
+    def __init__(self, watched: tuple[int, ...]) -> None:
+        self.watched = watched
+        self.members: LRU[tuple[int, ...], Prepared] = LRU(64)
+
+    def find(self, values: tuple[Value, ...]) -> Prepared | None:
+        return self.members.get(tuple([id(values[slot]) for slot in self.watched]))
+
+    def add(self, prepared: Prepared) -> None:
+        identity = prepared.captures.identity
+        if identity is not None:
+            self.members.put(identity, prepared)
+
+    def is_lost(self) -> bool:
+        """Whether nothing is left, once what no call can repeat is gone."""
+        self.members.drop(Prepared.is_lost)
+        return not len(self.members)
+
+
+_prepared: LRU[tuple[object, ...], _Group] = LRU(1024)
 
 
 def replay(
@@ -180,6 +215,7 @@ def replay(
     deterministic: bool,
     options: Mapping[str, object] | None,
     backend: str,
+    dropout_p: float,
 ) -> tuple[Result | None, Place | None]:
     """The result of a call that was prepared before, or None and where to keep it.
 
@@ -195,9 +231,7 @@ def replay(
             q.requires_grad, k.requires_grad, v.requires_grad, sinks is not None and sinks.requires_grad,
             deterministic,
         )  # fmt: skip
-    if sinks is not None and (
-        type(sinks) not in PLAIN or sinks.dtype is not torch.float32 or not sinks.is_contiguous()
-    ):
+    if (sinks is not None and type(sinks) not in PLAIN) or type(dropout_p) not in (float, int):
         return None, None
     score = None if score_mod is None else as_score_mod(score_mod).trace()
     mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()
@@ -219,18 +253,23 @@ def replay(
         q.shape, q.stride(), q.dtype, q.get_device(),
         k.shape, k.stride(), k.dtype, k.get_device(),
         v.shape, v.stride(), v.dtype, v.get_device(),
-        scale, return_lse, needs,
-        None if sinks is None else (sinks.shape, sinks.get_device()),
+        scale, return_lse, needs, dropout_p, _numbers(values),
+        None if sinks is None else (sinks.shape, sinks.dtype, sinks.get_device()),
         torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
         tuple(sorted(options.items())) if options else None,
         torch.cuda.current_device(), backend,
     )  # fmt: skip
-    found = _prepared.get(key)
+    group = _prepared.get(key)
+    found = None if group is None else group.find(values)
     if found is not None:
-        result = found.run(q, k, v, sinks, values, given)
+        result = found.run(q, k, v, sinks, values, given, None, drops=dropout_p > 0)
         if result is not None:
             return result, None
     return None, Place(key, given, len(values))
+
+
+def _numbers(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple([x for x in values if not isinstance(x, torch.Tensor)]) if values else values
 
 
 def _has_dtype_of_autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -240,5 +279,9 @@ def _has_dtype_of_autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
 
 def keep(place: Place, prepared: Prepared) -> None:
     """Let `replay` find a call. What depends on tensors or maps that are no more is forgotten."""
-    _prepared.drop(Prepared.is_lost)
-    _prepared.put(place.key, prepared)
+    _prepared.drop(_Group.is_lost)
+    group = _prepared.get(place.key)
+    if group is None or group.watched != prepared.captures.watched:
+        group = _Group(prepared.captures.watched)
+        _prepared.put(place.key, group)
+    group.add(prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from flexc.gpu_backward import as_kernels_read, record
 from flexc.map_tensors import tensors_of
 from flexc.mapped import is_batched
 from flexc.operators import call_of, name_of
-from flexc.prepared import Place, Prepared
+from flexc.prepared import Place, Prepared, as_kernels_read_sinks
 from flexc.refit import refitted
 from flexc.statement import split_values
 
@@ -39,20 +40,22 @@ class Step:
         k: torch.Tensor,
         v: torch.Tensor,
         sinks: torch.Tensor | None,
-        captured: list[torch.Tensor],
+        seed: torch.Tensor | None,
+        captured: Sequence[torch.Tensor],
     ) -> Result:
         """The result, which knows its backward."""
-        tensors = (q, k, v, sinks, None, *captured, *self.blocks)
+        tensors = (q, k, v, sinks, seed, *captured, *self.blocks)
         found: Any = _Prepared.apply(self, prepared, *tensors)  # type: ignore[no-untyped-call]
         return found if self.returns_lse else (found, None)
 
 
 class _Prepared(torch.autograd.Function):
-    """Its tensors are those of `Numbers.inputs`: q, k, v, sinks, no seed, captured tensors, blocks."""
+    """Its tensors are those of `Numbers.inputs`: q, k, v, sinks, seed, captured tensors, blocks."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, prepared: Prepared, *tensors: Any) -> Any:
-        out, lse = prepared.launch(*tensors[:4])
+        q, k, v, sinks, seed, *others = tensors
+        out, lse = prepared.launch(q, k, v, sinks, seed, others[: step.numbers.n_captures])
         ctx.step, ctx.prepared = step, prepared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, *tensors)
@@ -82,22 +85,23 @@ def _replay(
 
     A hook on saved tensors may have put others in their place, and a graph has maps of its own.
     """
-    q, k, v, sinks = tensors[:4]
+    q, k, v, sinks, seed = tensors[:NAMED]
     captured = tensors[NAMED : NAMED + step.numbers.n_captures]
     if grad_out is None or is_watched() or torch.is_grad_enabled():
         return None
     if is_batched(grad_out) or is_batched(grad_lse):
         return None
-    if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.holds(captured):
+    if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.captures.hold(captured):
         return None
-    if prepared.reads_map and torch.cuda.is_current_stream_capturing():
+    if (prepared.reads_map or prepared.captures.needs_copies) and torch.cuda.is_current_stream_capturing():
         return None
     if torch.cuda.current_device() != q.get_device() or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return None
     grad_out, grad_lse = as_kernels_read(q, grad_out, grad_lse)
     layouts = (q.stride(), k.stride(), v.stride(), out.stride(), grad_out.stride(), grad_lse is None)
     key = (*layouts, needs, q.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32)
-    given = (q, k, v, out, lse, grad_out, grad_lse, sinks)
+    sinks = None if sinks is None else as_kernels_read_sinks(sinks)
+    given = (q, k, v, out, lse, grad_out, grad_lse, sinks, seed, *prepared.captures.there(captured))
     places = [place for place, need in enumerate(needs) if need]
     recorded = step.backwards.get(key)
     if recorded is None:
@@ -139,4 +143,7 @@ def prepare(call: AttentionCall, place: Place, backend: str) -> Result | None:
         prepared = gpu.prepare(refitted(replace(call, return_lse=True)), place, backend, step)
     if prepared is None:
         return None
-    return prepared.run(call.q, call.k, call.v, call.sinks, call.values, place.given)
+    seed = call.dropout_seed if isinstance(call.dropout_seed, torch.Tensor) else None
+    return prepared.run(
+        call.q, call.k, call.v, call.sinks, call.values, place.given, seed, drops=call.dropout_p > 0
+    )

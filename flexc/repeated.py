@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -52,7 +53,11 @@ class Repeated:
         descriptor = struct.Struct(f"={SIZE}s").pack_into
         self._described = [(descriptor, at) for at in offsets[len(values) + counters :]]
         self._counter = (struct.Struct("=Q").pack_into, offsets[len(values)]) if counters else None
-        self._known: dict[tuple[int, ...], tuple[bytes, ...]] = {}
+        self._known: dict[Any, tuple[bytes, ...]] = {}
+        described = [
+            n for n, place in enumerate(self._places) if maps is not None and place in maps.addresses
+        ]
+        self._described_by = itemgetter(*described) if described else None
         self._written: tuple[bytes, ...] | None = None
         self._lock = Lock()
 
@@ -71,7 +76,9 @@ class Repeated:
             self._fire(self._block, self._programs, self._device, stream)
 
     def _describe(self, addresses: tuple[int, ...]) -> None:
-        found = self._known.get(addresses)
+        assert self._described_by is not None
+        key = self._described_by(addresses)
+        found = self._known.get(key)
         if found is None:
             if len(self._known) >= _PLACES:
                 self._known.clear()
@@ -79,7 +86,7 @@ class Repeated:
             for place, address in zip(self._places, addresses, strict=True):
                 values[place] = address
             assert self._maps is not None
-            found = self._known[addresses] = self._maps.values(values, self._device)
+            found = self._known[key] = self._maps.values(values, self._device)
         if found is not self._written:
             for (pack_into, at), descriptor in zip(self._described, found, strict=True):
                 pack_into(self._block.memory, at, descriptor)

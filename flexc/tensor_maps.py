@@ -63,12 +63,15 @@ class TensorMaps:
         for argument in filter(is_descriptor, arguments):
             if argument.source in _ROWS:
                 facts = (at[_ROWS[argument.source], 0], *counts[:2], at[Source.Q_LEN, 0])
-                self._maps.append(_Map(argument, itemgetter(*facts), _encode_rows))
+                self._maps.append(_Map(argument, facts, _encode_rows))
                 continue
             pointer, stride, length = _TENSORS[argument.source]
             facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
             encode = _encode_shared if length is Source.KV_LEN else _encode
-            self._maps.append(_Map(argument, itemgetter(*facts), encode))
+            self._maps.append(_Map(argument, facts, encode))
+
+        self.addresses = frozenset(found.address for found in self._maps)
+        """Of the arguments, the addresses of the tensors that are described."""
 
     def __len__(self) -> int:
         return len(self._maps)
@@ -84,11 +87,11 @@ Encode = Callable[[Argument, int, Sequence[int]], "ctypes.Array[ctypes.c_char]"]
 class _Map:
     """The descriptors of one tensor: of each place where it lay, and one of each form to move elsewhere."""
 
-    def __init__(
-        self, argument: Argument, facts: Callable[[Sequence[Any]], tuple[int, ...]], encode: Encode
-    ) -> None:
+    def __init__(self, argument: Argument, facts: tuple[int, ...], encode: Encode) -> None:
+        """`facts` says which other arguments decide it, the address first."""
+        self.address = facts[0]
         self._argument = argument
-        self._facts = facts
+        self._facts = itemgetter(*facts)
         self._encode = encode
         self._made: LRU[tuple[int, ...], bytes] = LRU(256)
         self._forms: dict[tuple[int, ...], ctypes.Array[ctypes.c_char]] = {}

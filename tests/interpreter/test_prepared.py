@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import flexc
 from flexc import gpu, masks, prepared
 from flexc.backward_script import Script
+from flexc.prepared_captures import Captures
 from tests.interpreter import faked_gpu
 
 
@@ -233,6 +234,135 @@ def test_checkpoints_of_prepared_calls(reentrant: bool) -> None:
         out.pow(2).sum().backward()
         for x, grad in zip((q, k, v, bias), expected, strict=True):
             torch.testing.assert_close(x.grad, grad)
+
+
+def test_one_tensor_that_is_q_and_k_is_two_the_next_time(written: list[Any]) -> None:
+    x = torch.randn(1, 2, 40, 16, requires_grad=True)
+    _check(x, x, x, x, mask_mod=masks.causal)
+    q, k, v = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
+    _check(q, k, v, q, k, v, mask_mod=masks.causal)
+    assert len(written) == 1
+
+
+def test_other_captured_tensors_of_the_same_layout(decided: list[Any], written: list[Any]) -> None:
+    for n in range(3):
+        torch.manual_seed(n)
+        bias, flags = torch.randn(2, 100, requires_grad=True), torch.rand(56) < 0.7
+
+        def score(
+            score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, bias: Any = bias, flags: Any = flags
+        ) -> Any:
+            return torch.where(flags[kv_idx], score, 0.0) + bias[h, q_idx - kv_idx + 56]
+
+        q, k, v = _qkv(requires_grad=True)
+        _check(q, k, v, q, k, v, bias, score_mod=score)
+        with torch.no_grad():
+            _check(q, k, v, score_mod=score)
+    assert (len(decided), len(written)) == (2, 1)
+
+
+@pytest.mark.parametrize("change", ["strides", "shape", "dtype", "number", "gradient"])
+def test_captured_values_that_decide_more_than_addresses(decided: list[Any], change: str) -> None:
+    q, k, v = _qkv(requires_grad=True)
+    bias, number = torch.randn(2, 100), 2
+    others = {
+        "strides": (torch.randn(100, 2).T, 2),
+        "shape": (torch.randn(2, 101), 2),
+        "dtype": (bias.bfloat16(), 2),
+        "number": (bias, 3),
+        "gradient": (bias.clone().requires_grad_(), 2),
+    }
+    for b, n in ((bias, number), others[change], (bias, number), others[change]):
+        _check(q, k, v, q, *([b] if b.requires_grad else []), score_mod=_biased(b, n))
+    assert 2 <= len(decided) <= 4
+
+
+def _biased(bias: torch.Tensor, shift: int) -> Any:
+    def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + bias[h, kv_idx + shift]
+
+    return score
+
+
+def test_layers_that_alternate(decided: list[Any]) -> None:
+    ids = [torch.arange(60) // 20, torch.arange(60) // 25]
+    layers = [(masks.document(x), torch.randn(2, 100)) for x in ids]
+    for _ in range(3):
+        for mask, bias in layers:
+            _check(*_qkv(), mask_mod=mask, score_mod=_biased(bias, 1))
+            bias.add_(1.0)  # no map was found from it
+    assert len(decided) == 2
+    ids[1].copy_(ids[0])
+    for mask, bias in layers:
+        _check(*_qkv(), mask_mod=mask, score_mod=_biased(bias, 1))
+    assert len(decided) == 3
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_dropout(decided: list[Any], written: list[Any], requires_grad: bool) -> None:
+    for n in range(3):
+        q, k, v = _qkv(requires_grad=requires_grad)
+        results = []
+        for backend in ("triton", "cpu"):
+            torch.manual_seed(n)
+            out = flexc.attention(q, k, v, mask_mod=masks.causal, dropout_p=0.3, backend=backend)
+            loss = (out * torch.linspace(-1, 1, 16)).sum()
+            grads = torch.autograd.grad(loss, (q, k, v)) if requires_grad else ()
+            results.append([out, *grads, torch.randn(())])
+        torch.testing.assert_close(results[0], results[1], rtol=2e-4, atol=2e-4)
+    assert (len(decided), len(written)) == (1, int(requires_grad))
+    flexc.attention(q, k, v, mask_mod=masks.causal, dropout_p=0.4, backend="triton")
+    assert len(decided) == 2
+
+
+def test_dropout_that_is_none(decided: list[Any]) -> None:
+    for p in (2.0, -0.5, "much", None, True):
+        with pytest.raises(flexc.FlexcError, match="dropout_p"):
+            flexc.attention(*_qkv(), dropout_p=p, backend="triton")  # type: ignore[arg-type]
+    assert not decided
+
+
+@pytest.mark.parametrize("form", [torch.bfloat16, torch.float16, "strided"])
+def test_sinks_that_kernels_read_a_copy_of(decided: list[Any], written: list[Any], form: Any) -> None:
+    for n in range(3):
+        torch.manual_seed(n)
+        sinks = torch.randn(4)[::2] if form == "strided" else torch.randn(2, dtype=form)
+        q, k, v = _qkv(requires_grad=True)
+        results = []
+        for backend in ("triton", "cpu"):
+            leaf = sinks.detach().requires_grad_()
+            out = flexc.attention(q, k, v, sinks=leaf, backend=backend)
+            results.append([out, *torch.autograd.grad(out.pow(2).sum(), (q, k, v, leaf))])
+        assert results[0][-1].dtype is sinks.dtype
+        torch.testing.assert_close(results[0][:-1], results[1][:-1], rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(results[0][-1], results[1][-1], rtol=2e-2, atol=2e-3)
+        with torch.no_grad():
+            ours, theirs = (flexc.attention(q, k, v, sinks=sinks, backend=b) for b in ("triton", "cpu"))
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+    assert (len(decided), len(written)) == (2, 1)
+
+
+def test_numbers_of_the_host_are_copied_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[float] = []
+
+    def copied(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+        copies.append(float(x))
+        return x.clone()
+
+    monkeypatch.setattr("flexc.prepared_captures.as_pointed_to", copied)
+    there, number = torch.randn(3), torch.tensor(0.5)
+    captures = Captures((there, number), torch.device("meta"), read=(1,), watched=(), records=False)
+    monkeypatch.setattr(captures, "_elsewhere", [1])
+    assert captures.needs_copies
+    first = captures.there([there, number])
+    assert first[0] is there
+    assert captures.addresses(first) == (first[1].data_ptr(),)
+    assert captures.there([there, torch.tensor(0.5)])[1] is first[1]
+    number.fill_(0.25)
+    assert captures.there([there, number])[1].item() == 0.25
+    assert captures.there([there, torch.tensor(0.0)])[1].item() == 0.0
+    assert captures.there([there, torch.tensor(-0.0)])[1].signbit()
+    assert copies == [0.5, 0.25, 0.0, -0.0]
 
 
 @pytest.mark.parametrize("form", ["q", "bias"])
