@@ -10,7 +10,7 @@ import torch
 def from_sums(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Of sums in fp32, or exact ones, as words. Returns `shape` of `dtype` on `device`, that of the tensor."""
+    """Of sums in fp32, or exact ones, as words. Returns `shape` of `dtype` on `device`, the tensor's."""
 
     def gradient(sums: torch.Tensor) -> torch.Tensor:
         exact = sums.dtype is torch.int64
