@@ -14,9 +14,10 @@ import torch
 from flexc.errors import MaskTruthValue, NotAMod
 from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
 from flexc.frontend.signature import ARGUMENTS, check_arity
-from flexc.frontend.trace import Trace, trace
+from flexc.frontend.trace import Trace
 from flexc.ir.graph import ModKind
 from flexc.ir.ledger import DEFAULT_BUDGET
+from flexc.traces import trace_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ class Mod(Traceable):
                 self._trace = fresh
                 return fresh
         with _tracing:
-            self._trace = made = trace(self.function, self.kind)
+            self._trace = made = trace_of(self.function, self.kind)
             return made
 
     def __reduce__(self) -> str | tuple[Any, ...]:

@@ -15,6 +15,7 @@ from flexc.frontend.captures import Captures
 from flexc.frontend.dispatch import TracingMode
 from flexc.frontend.host import Program
 from flexc.frontend.proxy import Traced
+from flexc.frontend.relocate import Outline, Pattern, pattern_of, stand_in
 from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
 from flexc.frontend.source import source_of
 from flexc.frontend.span import span_of_traceback
@@ -183,6 +184,39 @@ def _reread(old: Trace, reads: Reads) -> Trace | None:
     if not all(_fits(c, v) for c, v in zip(old.graph.captures, values, strict=True)):
         return None
     return replace(old, values=values, reads=_reads(watch, fresh, reads.program, reads.guards, reads.slots))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A trace without what its function held, for other functions of the same outline."""
+
+    trace: Trace
+    pattern: Pattern
+
+    @classmethod
+    def of(cls, trace: Trace, outline: Outline) -> Template | None:
+        """The template of a trace; None for one that must be made anew each time."""
+        reads = trace.reads
+        pattern = None if reads is None else pattern_of(reads.watch, outline)
+        if reads is None or pattern is None:
+            return None
+        placed = {p.leaf for p in (*reads.watch.cells, *reads.watch.items, *reads.watch.attributes)}
+        leaves = tuple(stand_in(x) if leaf in placed else x for leaf, x in enumerate(reads.leaves))
+        bare = replace(reads, watch=Watch(), checks=_NOTHING, leaves=leaves, tensors=(), shapes=())
+        return cls(replace(trace, values=(), reads=bare), pattern)
+
+    def relocated(self, outline: Outline) -> Trace | None:
+        """The trace of the function of that outline, which has the key of the template's own.
+
+        None where it does not hold for the function.
+        """
+        watch, reads = self.pattern.watch(outline.cells), self.trace.reads
+        if watch is None or reads is None:
+            return None
+        return _reread(self.trace, replace(reads, watch=watch))
+
+
+_NOTHING = Watch().compile()
 
 
 def _fits(capture: Capture, value: Value) -> bool:
