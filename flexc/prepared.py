@@ -184,14 +184,18 @@ class _Group:
     def __init__(self, watched: tuple[int, ...]) -> None:
         self.watched = watched
         self.members: LRU[tuple[int, ...], Prepared] = LRU(64)
+        self._only: Prepared | None = None
 
     def find(self, values: tuple[Value, ...]) -> Prepared | None:
+        if not self.watched:
+            return self._only
         return self.members.get(tuple([id(values[slot]) for slot in self.watched]))
 
     def add(self, prepared: Prepared) -> None:
         identity = prepared.captures.identity
         if identity is not None:
             self.members.put(identity, prepared)
+            self._only = prepared
 
     def is_lost(self) -> bool:
         """Whether nothing is left, once what no call can repeat is gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Step:
     ) -> Result:
         """The result, which knows its backward."""
         tensors = (q, k, v, sinks, seed, *captured, *self.blocks)
-        found: Any = _Prepared.apply(self, prepared, *tensors)  # type: ignore[no-untyped-call]
+        found: Any = _apply(self, prepared, *tensors)
         return found if self.returns_lse else (found, None)
 
 
@@ -71,6 +71,10 @@ class _Prepared(torch.autograd.Function):
         return None, None, *found
 
 
+# What `_Prepared.apply` comes to where no transform is at work.
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Prepared).apply
+
+
 def _replay(
     step: Step,
     prepared: Prepared,
@@ -85,27 +89,37 @@ def _replay(
 
     A hook on saved tensors may have put others in their place, and a graph has maps of its own.
     """
-    q, k, v, sinks, seed = tensors[:NAMED]
-    captured = tensors[NAMED : NAMED + step.numbers.n_captures]
     if grad_out is None or is_watched() or torch.is_grad_enabled():
         return None
-    if is_batched(grad_out) or is_batched(grad_lse):
+    q, k, v, sinks, seed = tensors[:NAMED]
+    captures, n_captures = prepared.captures, step.numbers.n_captures
+    captured = tensors[NAMED : NAMED + n_captures] if n_captures else ()
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and type(out) in PLAIN):
         return None
-    if not all(type(x) in PLAIN for x in (grad_out, q, k, v, out)) or not prepared.captures.hold(captured):
+    if type(grad_out) not in PLAIN or is_batched(grad_out) or is_batched(grad_lse):
         return None
-    if (prepared.reads_map or prepared.captures.needs_copies) and torch.cuda.is_current_stream_capturing():
+    if n_captures and not captures.hold(captured):
+        return None
+    if (prepared.reads_map or captures.needs_copies) and torch.cuda.is_current_stream_capturing():
         return None
     if torch.cuda.current_device() != q.get_device() or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return None
-    grad_out, grad_lse = as_kernels_read(q, grad_out, grad_lse)
-    layouts = (q.stride(), k.stride(), v.stride(), out.stride(), grad_out.stride(), grad_lse is None)
-    key = (*layouts, needs, q.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32)
-    sinks = None if sinks is None else as_kernels_read_sinks(sinks)
-    given = (q, k, v, out, lse, grad_out, grad_lse, sinks, seed, *prepared.captures.there(captured))
+    if grad_out.dtype is not q.dtype or grad_out.data_ptr() & 15 or grad_lse is not None:
+        grad_out, grad_lse = as_kernels_read(q, grad_out, grad_lse)
+    layouts = (needs, q.stride(), k.stride(), v.stride(), out.stride(), grad_lse is None)
+    if q.dtype is torch.float32:
+        layouts = (*layouts, torch.backends.cuda.matmul.allow_tf32)  # type: ignore[assignment]  # one more
+    recorded = step.backwards.get((*layouts, grad_out.stride()))
+    if recorded is None and grad_lse is None:  # of strides that kernels can't read, none was ever recorded
+        grad_out, _ = as_kernels_read(q, grad_out, None)
+        recorded = step.backwards.get((*layouts, grad_out.stride()))
+    if sinks is not None:
+        sinks = as_kernels_read_sinks(sinks)
+    given = (q, k, v, out, lse, grad_out, grad_lse, sinks, seed, *captures.there(captured))
     places = [place for place, need in enumerate(needs) if need]
-    recorded = step.backwards.get(key)
     if recorded is None:
-        found, step.backwards[key] = _record(step, given, tensors, places)
+        found, recorded = _record(step, given, tensors, places)
+        step.backwards[(*layouts, grad_out.stride())] = recorded
     else:
         found = recorded.run(given)
     grads: list[torch.Tensor | None] = [None] * len(tensors)
