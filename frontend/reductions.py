@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import product
@@ -171,6 +172,22 @@ def _first(better: Callable[[Expr, Expr], Expr]) -> Callable[[list[Expr]], Expr]
     return combine
 
 
+def _chosen(x: Traced, dim: Any, keepdim: bool, better: Callable[[Expr, Expr], Expr]) -> Traced:
+    """The best element, NaN before all others: the first among equals, to which the whole gradient goes."""
+
+    def choose(best: Expr, item: Expr) -> Expr:
+        number = build.unary(Op.NOT, forms.is_nan(best))
+        first_nan = build.logic(Op.AND, forms.is_nan(item), number)
+        return build.where(build.logic(Op.OR, better(item, best), first_nan), item, best)
+
+    def combine(items: list[Expr]) -> Expr:
+        if not items:
+            raise TypeError("a reduction over no elements has no value")
+        return functools.reduce(choose, items)
+
+    return reduced(x, dim, keepdim, x.dtype, combine)
+
+
 def _typed(x: Traced, dim: Any, keepdim: bool, combine: Callable[[list[Expr]], Expr]) -> Traced:
     result = reduced(x, dim, keepdim, x.dtype, combine)
     result.dtype = torch.int64
@@ -200,7 +217,9 @@ def max_(tracer: Tracer, input: Any, dim: Any = None, keepdim: bool = False, *, 
         return tracer.call("maximum", input, dim if other is None else other)
     if dim is None:
         return amax(tracer, input)
-    return Extreme(amax(tracer, input, dim, keepdim), argmax(tracer, input, dim, keepdim))
+    x = tracer.lift(input)
+    found = _chosen(x, dim, keepdim, _greater) if x.dtype.is_floating_point else amax(tracer, x, dim, keepdim)
+    return Extreme(found, argmax(tracer, x, dim, keepdim))
 
 
 @operation("min")
@@ -210,7 +229,11 @@ def min_(tracer: Tracer, input: Any, dim: Any = None, keepdim: bool = False, *, 
         return tracer.call("minimum", input, dim if other is None else other)
     if dim is None:
         return amin(tracer, input)
-    return Extreme(amin(tracer, input, dim, keepdim), argmin(tracer, input, dim, keepdim))
+    x = tracer.lift(input)
+    found = (
+        _chosen(x, dim, keepdim, forms.less) if x.dtype.is_floating_point else amin(tracer, x, dim, keepdim)
+    )
+    return Extreme(found, argmin(tracer, x, dim, keepdim))
 
 
 @operation("logsumexp")

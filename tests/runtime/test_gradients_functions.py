@@ -70,6 +70,47 @@ def test_derivative(name: str) -> None:
     torch.testing.assert_close(actual[defined], expected[defined], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_an_extreme_along_a_dimension_has_the_gradient_of_one_element(name: str, keepdim: bool) -> None:
+    """The first among equals, as PyTorch chooses; and NaN is the extreme, as there."""
+    nan = torch.nan
+    rows = [[1.0, 2.0, 2.0], [3.0, 3.0, 3.0], [0.0, -1.0, 0.0], [1.0, nan, nan], [nan, 2.0, 1.0]]
+    table = torch.tensor([*rows, [torch.inf, torch.inf, -torch.inf]], dtype=torch.float64, requires_grad=True)
+
+    def extreme(row: Any) -> Any:
+        found = getattr(row, name)(-1, keepdim=keepdim).values
+        return found.squeeze(-1) if keepdim else found
+
+    q = torch.zeros(1, 1, 6, 4, dtype=torch.float64)
+    _, lse = flexc.attention(
+        q,
+        q,
+        q,
+        mask_mod=lambda b, h, q_idx, kv_idx: q_idx == kv_idx,
+        score_mod=lambda s, b, h, q_idx, kv_idx: s + extreme(table[q_idx]),
+        return_lse=True,
+        backend="reference",
+    )
+    expected = extreme(table)
+    torch.testing.assert_close(lse[0, 0, :3], expected[:3])
+    assert lse[0, 0, 3:5].isnan().all()
+    (actual,) = torch.autograd.grad(lse[0, 0, :3].sum(), table)
+    (theirs,) = torch.autograd.grad(expected[:3].sum(), table)
+    assert torch.equal(actual[:3], theirs[:3])
+    finite = table.detach()[:3].clone().requires_grad_()
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return s + extreme(finite[q_idx]) * kv_idx
+
+    q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64) for _ in range(3))
+    out = flexc.attention(q, k, v, score_mod=score, backend="cpu")
+    (actual,) = torch.autograd.grad(out.pow(2).sum(), finite)
+    scores = q @ k.mT / 2 + extreme(finite)[:, None] * torch.arange(3)
+    (theirs,) = torch.autograd.grad((scores.softmax(-1) @ v).pow(2).sum(), finite)
+    torch.testing.assert_close(actual, theirs)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_no_gradient_goes_through_what_a_mod_detaches(backend: str) -> None:
     """Scores, whole captured tensors, their elements, and what is computed without gradients."""
