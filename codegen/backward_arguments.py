@@ -84,6 +84,7 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
         *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
+        *_batch(backward),
         *dropout_arguments(spec),
     )
 
@@ -98,8 +99,14 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *_block_map(backward, Entry.Q),
         *stride_arguments(("q", "k", "v", "dout", "dq"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
+        *_batch(backward),
         *dropout_arguments(spec),
     )
+
+
+def _batch(backward: BackwardSpec) -> list[Argument]:
+    """What a kernel that repairs counts the tiles by: it has fewer programs."""
+    return [Argument("batch", "i32", Source.BATCH)] if backward.repairs else []
 
 
 def _q_sums(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:

@@ -27,6 +27,8 @@ _TITLE = {
 
 
 def _programs(backward: BackwardSpec, entry: Entry) -> str:
+    if backward.repairs:
+        return "a few"
     walks = entry not in (Entry.ROWS, Entry.Q_SUMS)
     return _PROGRAMS[entry] + (" * SLICES" if walks and backward.slices > 1 else "")
 

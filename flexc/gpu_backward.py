@@ -156,6 +156,7 @@ class _Backward:
             Source.GROUP: heads // max(1, kv_heads),
             Source.Q_LEN: q.shape[2],
             Source.KV_LEN: call.k.shape[2],
+            Source.BATCH: q.shape[0],
             Source.SCALE: call.scale,
         }
         if seed is not None:
@@ -238,7 +239,7 @@ class _Backward:
     def on_hopper(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32; if there is a mask, also whether any became NaN."""
         batch = self.call.q.shape[0]
-        numbers: dict[Source, int | float] = {Source.BATCH: batch, Source.NEVER: 0}
+        numbers: dict[Source, int | float] = {Source.NEVER: 0}
         tensors: dict[Source, torch.Tensor] = {}
         self._walk(entry, kernel, tensors, numbers)
         _, kv_heads, kv_len, _ = self.call.k.shape
@@ -276,7 +277,7 @@ class _Backward:
                     torch.zeros,
                 )
         self._walk(entry, kernel, tensors, numbers)
-        programs = tiles * kv_heads * batch * parts * self.spec.slices
+        programs = self._few(kernel, tiles * kv_heads * batch * parts * self.spec.slices)
         self._launch(kernel, programs, tensors, numbers)
         if parts > 1:
             for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
@@ -307,8 +308,12 @@ class _Backward:
         programs = -(-q_len // kernel.block_q) * heads * batch
         if entry is Entry.Q:
             self._walk(entry, kernel, tensors, numbers)
-            programs *= self.spec.slices
+            programs = self._few(kernel, programs * self.spec.slices)
         self._launch(kernel, programs, tensors, numbers)
+
+    def _few(self, kernel: Runnable, programs: int) -> int:
+        """As many programs as run at a time, where each takes tiles until none is left; mostly it takes none."""
+        return min(programs, 2 * kernel.processors) if self.spec.repairs else programs
 
     def _walk(
         self,

@@ -323,3 +323,26 @@ def test_rows_clear_sums(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not made.tensors[Source.LOST].any()
     delta = made.tensors[Source.DELTA][:, :, :70]
     torch.testing.assert_close(delta, (given.grad_out * out).sum(3), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_repairs(lost: int) -> None:
+    """Fewer programs than tiles compute all gradients again, if something was lost."""
+    q, k, v = _qkv(300, 200, dim=24)
+    given = problem(q, k, v, mask_mod=masks.causal, options=OPTIONS)
+    out, lse = run(given.call)
+    assert lse is not None
+    made = _Backward(given.call, out, lse, given.grad_out, None, frozenset("qkv"))
+    made.rows(Part.ROWS, Interpreter().kernel(made.spec, Part.ROWS, given.call))
+    made.spec = replace(made.spec, repairs=True)
+    made.tensors[Source.LOST] = torch.tensor([lost], dtype=torch.int32)
+    sources = (Source.GRAD_Q, Source.GRAD_K, Source.GRAD_V)
+    for source in sources:
+        made.tensors[source].fill_(7)
+    for part, stage in ((Part.KV, made.keys_and_values), (Part.Q, made.queries)):
+        stage(part, Interpreter().kernel(made.spec, part, given.call))
+    found = [made.tensors[source] for source in sources]
+    if not lost:
+        assert all((x == 7).all() for x in found)
+        return
+    check_gradients(given, Gradients(*found, None, ()), ("q", "k", "v"))
