@@ -64,6 +64,12 @@ class Source(Enum):
     """0, which the compiler does not know."""
     LOST = "lost"
     """A number that becomes 1 when a NaN came out."""
+    TURNS = "turns"
+    """Zeros at first: how many programs have begun, and for each tile of rows who added to its dQ last."""
+    ROW_MAP_OFFSETS = "row_map_offsets"
+    ROW_MAP_STRETCHES = "row_map_stretches"
+    ROW_MAP_STRIDE_B = "row_map_stride_b"
+    ROW_MAP_STRIDE_H = "row_map_stride_h"
     DROPOUT_SEED = "dropout_seed"
     DROPPED_BELOW = "dropped_below"
     SURVIVORS_WEIGHT = "survivors_weight"
@@ -206,6 +212,13 @@ MAP_ARGUMENTS = (
     Argument("map_block_kv", "i32", Source.MAP_BLOCK_KV, divisible=True),
 )
 """Of a kernel that walks a block map, by rows of queries or of keys."""
+ROW_MAP_ARGUMENTS = (
+    Argument("row_map_offsets_ptr", "*i32", Source.ROW_MAP_OFFSETS),
+    Argument("row_map_stretches_ptr", "*i32", Source.ROW_MAP_STRETCHES),
+    Argument("row_map_stride_b", "i32", Source.ROW_MAP_STRIDE_B),
+    Argument("row_map_stride_h", "i32", Source.ROW_MAP_STRIDE_H),
+)
+"""Of one that walks a map by rows of keys, and also reads it by rows of queries."""
 SHAPE_ARGUMENTS = (
     Argument("q_heads", "i32", Source.Q_HEADS),
     Argument("group", "i32", Source.GROUP),

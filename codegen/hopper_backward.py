@@ -34,6 +34,8 @@ from flexc.ir.types import Storage
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
 _WALK = 8
+_RESIDENT = 128
+"""About how many programs a GPU of this kind runs at a time."""
 _SIGMOID = "tl.sigmoid("
 _OPERAND = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 _PAIR = {Storage.BF16: "bf16x2", Storage.FP16: "f16x2"}
@@ -52,6 +54,14 @@ _HEADS_TOGETHER = (
     "A few heads, whose queries the L2 cache holds, take turns: so that programs of different length run\n"
     "    beside each other. The first keys of a head come first: under a causal mask most queries see them."
 )
+_LAST_KEYS_FIRST = (
+    "A few heads, whose queries the L2 cache holds, take turns. The last keys of a head come first, and\n"
+    "    their dQ is added first: under a causal mask a program is two tiles ahead of who waits for it."
+)
+_HEADS_SIDE_BY_SIDE = (
+    "As many heads as run at a time take turns: programs of one head, which wait for each other, then begin\n"
+    "    one after another. The last keys of a head come first, and their dQ is added first."
+)
 # Every name that the template uses.
 ALL_NAMES = RESERVED | frozenset({
     "gluon", "gl", "tma", "mbarrier", "fence_async_shared", "warpgroup_mma", "warpgroup_mma_init",
@@ -65,7 +75,10 @@ ALL_NAMES = RESERVED | frozenset({
     "dq_zero", "keys_left", "q_here", "tell", "told", "next_tile", "count_steps", "last_head", "none",
     "fresh", "end", "k_mine", "v_mine", "ds_mine", "dq_row", "masked", "dout_h", "dout_start", "firsts",
     "ends", "acc_zero", "dp", "ds", "share", "k_ready", "v_ready", "q_ready", "dout_ready", "done",
-    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end", "found",
+    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end", "RESIDENT", "turns_ptr", "turn_ptr",
+    "turns", "own_turn", "await_turn", "pass_turn", "turn_before", "rows_of", "add_in_order", "first_row",
+    "staged", "fetched", "nearest", "following", "before_first", "before_end", "row_map_offsets_ptr",
+    "row_map_stretches_ptr", "row_map_stride_b", "row_map_stride_h", "found", "ticket", "number",
     *(f"{tensor}_desc" for tensor in ("q", "k", "v", "dout", "dk", "dv", "shift", "delta")),
     *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "dk", "shift", "delta")),
     *NAMES,
@@ -123,6 +136,9 @@ class _Main(Preamble):
     operand: str
     operand_pair: str
     rescue_nan: bool
+    ordered: bool
+    visit_lines: tuple[str, ...]
+    """Of one stretch: what finds the rows that visit keys, `q_first` and `q_end`."""
 
 
 def hopper_backward_module(
@@ -224,8 +240,7 @@ def _view(
         masked="((start & 1) != 0) | (keys_left < BLOCK_KV)"
         if blocks is not Blocks.ALL
         else "keys_left < BLOCK_KV",
-        order=_HEADS_TOGETHER if uneven else _HEADS_APART,
-        together="gl.minimum(gl.maximum(L2_ROWS // q_len, 2), 4)" if uneven else "1",
+        **_places(uneven=uneven, ordered=plan.ordered),
         in_turns=plan.in_turns,
         late=plan.late,
         halves_are_columns=plan.halves_are_columns,
@@ -234,12 +249,23 @@ def _view(
         operand=_OPERAND[spec.q_storage],
         operand_pair=_PAIR[spec.q_storage],
         rescue_nan=plan.rescue_nan,
+        ordered=plan.ordered,
     )
+
+
+def _places(*, uneven: bool, ordered: bool) -> dict[str, Any]:
+    """In which order programs take the tiles of keys."""
+    if uneven:
+        together, order = "gl.minimum(gl.maximum(L2_ROWS // q_len, 2), 4)", _HEADS_TOGETHER
+        return {"together": together, "order": _LAST_KEYS_FIRST if ordered else order}
+    together = "gl.maximum(RESIDENT // kv_tiles, 1)" if ordered else "1"
+    return {"together": together, "order": _HEADS_SIDE_BY_SIDE if ordered else _HEADS_APART}
 
 
 def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str, Any]:
     """What the loading warp remembers from tile to tile, and computes for a stretch of them."""
     lines: tuple[str, ...] = ()
+    visits: tuple[str, ...] = ()
     stretch_lines: tuple[str, ...] = ()
     if bounds is None:
         names = ["stretch", "end_stretch", "q_end", "full_first", "full_end"] if blocks is Blocks.MAP else []
@@ -248,7 +274,9 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
         stretch_lines, masked = _gluon(bounds.stretch_lines), bounds.masked
         names = [n for n in ("q_end", "full_first", "full_end") if n == "q_end" or n in masked]
         names = ["stretch", *names] if bounds.count > 1 else names
-        lines = _gluon(needed((*hoisting.head, *bounds.lines), ("q_first", *names, *bounds.stretch_lines)))
+        computed = (*hoisting.head, *bounds.lines)
+        lines = _gluon(needed(computed, ("q_first", *names, *bounds.stretch_lines)))
+        visits = _gluon(needed(computed, ("q_first", "q_end")))
     return {
         "walk": ", ".join(["h", *names, "q_start"]),
         "walk_from_zero": tuple(names),
@@ -257,6 +285,7 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
         "stretches": 1 if bounds is None else bounds.count,
         "stretch_lines": stretch_lines,
         "masked_tile": f"({masked})",
+        "visit_lines": visits,
     }
 
 
@@ -328,6 +357,8 @@ def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Consta
     ]
     if backward.blocks(Entry.HOPPER) is not Blocks.ALL:
         constants.append(Constant("L2_ROWS", 32768, "rows of queries, dO and dQ that the L2 cache holds"))
+    elif plan.ordered:
+        constants.append(Constant("RESIDENT", _RESIDENT, "about how many programs run at a time"))
     return (
         *constants,
         Constant("OPERAND", _OPERAND[backward.forward.q_storage], "element type of all but the sums"),

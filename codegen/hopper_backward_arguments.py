@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexc.codegen.arguments import (
     MAP_ARGUMENTS,
+    ROW_MAP_ARGUMENTS,
     SHAPE_ARGUMENTS,
     Argument,
     Source,
@@ -24,6 +25,7 @@ def main_arguments(
     """Those of the large kernel. It does not read what its descriptors are made from."""
     spec = backward.forward
     ranges = backward.ranges(Entry.HOPPER)
+    by_map = backward.blocks(Entry.HOPPER) is Blocks.MAP
     roots = [root for root in (spec.score, spec.mask) if root is not None]
     roots += [] if ranges is None else range_roots(ranges, BY_KEYS)
     pointers = (
@@ -38,8 +40,10 @@ def main_arguments(
         ),
         *(Argument(f"{name}_ptr", "*fp32", source, divisible=True) for name, source in sums),
         *_lost(plan),
+        *((Argument("turns_ptr", "*i32", Source.TURNS),) if plan.ordered else ()),
         *capture_arguments(spec, names, roots),
-        *(MAP_ARGUMENTS if backward.blocks(Entry.HOPPER) is Blocks.MAP else ()),
+        *(MAP_ARGUMENTS if by_map else ()),
+        *(ROW_MAP_ARGUMENTS if by_map and plan.ordered else ()),
         *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=True),
         *SHAPE_ARGUMENTS,
         Argument("batch", "i32", Source.BATCH),

@@ -96,7 +96,7 @@ def takes_hopper_backward(
     if backend == "triton" or why_portable_backward(backward, target, call.options) is not None:
         return False
     tensors = (("q", call.q), ("k", call.k), ("v", call.v), ("grad_out", grad_out))
-    return not call.deterministic and call.q.shape[2] >= FEW and why_no_tma(*tensors) is None
+    return call.q.shape[2] >= FEW and why_no_tma(*tensors) is None
 
 
 @lru_cache(maxsize=256)

@@ -238,10 +238,13 @@ class _Backward:
 
     def on_hopper(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32; if there is a mask, also whether any became NaN."""
-        batch = self.call.q.shape[0]
+        batch, heads, rows = self.tensors[Source.DELTA].shape
         numbers: dict[Source, int | float] = {Source.NEVER: 0}
         tensors: dict[Source, torch.Tensor] = {}
         self._walk(entry, kernel, tensors, numbers)
+        if self.spec.deterministic:
+            tensors[Source.TURNS] = self._zeros((1 + batch * heads * (rows // kernel.block_q),), torch.int32)
+            self._walk(entry, kernel, tensors, numbers, beside=True)
         _, kv_heads, kv_len, _ = self.call.k.shape
         self._launch(kernel, -(-kv_len // kernel.block_kv) * kv_heads * batch, tensors, numbers)
 
@@ -321,12 +324,14 @@ class _Backward:
         kernel: Runnable,
         tensors: dict[Source, torch.Tensor],
         numbers: dict[Source, int | float],
+        *,
+        beside: bool = False,
     ) -> None:
-        """Add the block map that the kernel walks, if it does, by rows of queries or of keys."""
+        """Add the block map that the kernel walks, if it does, or what it reads of it `beside`."""
         if self.spec.blocks(entry) is not Blocks.MAP:
             return
         map_tensors, map_numbers, block_map = map_operands(
-            self.call, kernel.block_q, kernel.block_kv, by_keys=entry.axes.by_keys
+            self.call, kernel.block_q, kernel.block_kv, by_keys=entry.axes.by_keys, beside=beside
         )
         self.script.read_map(block_map)
         tensors.update(map_tensors)

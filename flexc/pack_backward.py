@@ -61,11 +61,22 @@ class Operands:
         return self.numbers[source]
 
 
+_BESIDE = {
+    Source.MAP_OFFSETS: Source.ROW_MAP_OFFSETS,
+    Source.MAP_STRETCHES: Source.ROW_MAP_STRETCHES,
+    Source.MAP_STRIDE_B: Source.ROW_MAP_STRIDE_B,
+    Source.MAP_STRIDE_H: Source.ROW_MAP_STRIDE_H,
+}
+
+
 def map_operands(
-    call: AttentionCall, block_q: int, block_kv: int, *, by_keys: bool
+    call: AttentionCall, block_q: int, block_kv: int, *, by_keys: bool, beside: bool = False
 ) -> tuple[dict[Source, torch.Tensor], dict[Source, int | float], BlockMap | DeviceMap]:
-    """The block map of a call as a kernel walks it, by rows of queries or of keys, on the call's device."""
-    block_map, offsets, walk = _map(call, block_q, block_kv, by_keys=by_keys)
+    """The block map of a call as a kernel walks it, by rows of queries or of keys, on the call's device.
+
+    `beside`: what a kernel that walks the map by rows of keys also reads of it by rows of queries.
+    """
+    block_map, offsets, walk = _map(call, block_q, block_kv, by_keys=by_keys and not beside)
     blocks = block_map.q_blocks
     tensors = {Source.MAP_OFFSETS: offsets, Source.MAP_STRETCHES: walk}
     numbers: dict[Source, int | float] = {
@@ -74,6 +85,9 @@ def map_operands(
         Source.MAP_BLOCK_Q: block_map.block_q,
         Source.MAP_BLOCK_KV: block_map.block_kv,
     }
+    if beside:
+        tensors = {_BESIDE[source]: x for source, x in tensors.items()}
+        numbers = {_BESIDE[source]: n for source, n in numbers.items() if source in _BESIDE}
     return tensors, numbers, block_map
 
 

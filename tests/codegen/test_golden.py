@@ -64,6 +64,13 @@ BACKWARD: dict[str, dict[str, Any]] = {
         "mask": masks.document(DOCUMENTS),
         "score": scores.alibi(SLOPES),
     },
+    "hopper_deterministic_causal": {"hopper": True, "deterministic": True, "mask": masks.causal},
+    "hopper_deterministic_documents": {
+        "hopper": True,
+        "deterministic": True,
+        "head_dim": 64,
+        "mask": masks.document(DOCUMENTS),
+    },
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
 }
 

@@ -12,6 +12,7 @@ import pytest
 import flexc
 from flexc.artifact import Artifact
 from flexc.build_backward import backward_kernel_for
+from flexc.choice import backward_parts
 from flexc.codegen.backward_spec import Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import suited
 from flexc.ir.types import Storage
@@ -48,6 +49,29 @@ def test_machine_code(name: str, head_dim: int) -> None:
 @pytest.mark.parametrize(("head_dim", "storage"), [(96, Storage.FP16), (40, Storage.BF16)])
 def test_other_head_dims(head_dim: int, storage: Storage) -> None:
     _check(_compile("softcap_causal", head_dim, storage=storage), 16)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["plain", "causal", "window", "softcap_causal", "document_by_batch"])
+def test_deterministic(name: str, head_dim: int) -> None:
+    mask, score = MODS[name]
+    spec = spec_for(mask, score, head_dim=head_dim)
+    backward = backward_spec(spec, resolve(score, mask)[1], None, deterministic=True)
+    parts = backward_parts(backward, "sm90", (), hopper=True)
+    (main,) = (
+        backward_kernel_for(of, entry, "sm90").artifact for of, entry in parts if entry is Entry.HOPPER
+    )
+    _check(main, 16)
+    sass = disassemble(main.cubin)
+    # Between the last addition of a tile and the next one's turn: all is written, and ordered for the GPU.
+    added, wrote, passed = (
+        sass.rindex(word) for word in ("UTMAREDG", "MEMBAR.ALL.GPU", "REDG.E.MAX.S32.STRONG.GPU")
+    )
+    assert added < sass.index("DEPBAR.LE SB0, 0x0", added) < wrote < passed
+    awaited = sass.index("LDG.E.STRONG.GPU")
+    # And between the turn and what TMA does.
+    assert awaited < sass.index("FENCE.VIEW.ASYNC.G") < added
+    assert sass.count("UTMAREDG") == 2, "one warp adds both halves"
 
 
 # With a mask, portable kernels repair what became NaN.

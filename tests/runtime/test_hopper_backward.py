@@ -63,7 +63,7 @@ def test_calls_that_are_left_to_the_portable_kernels() -> None:
     assert takes_hopper_backward(call, found, grad, "sm90", "auto")
     assert takes_hopper_backward(call, found, grad, "sm90", "hopper")
     assert not takes_hopper_backward(call, found, grad, "sm90", "triton")
-    assert not takes_hopper_backward(replace(call, deterministic=True), found, grad, "sm90", "auto")
+    assert takes_hopper_backward(replace(call, deterministic=True), found, grad, "sm90", "auto")
     expanded = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(1, 4, 200, 128)
     assert takes_hopper_backward(call, found, expanded, "sm90", "auto")
     few = problem(*_qkv(q_len=20), mask_mod=masks.causal).call
@@ -79,6 +79,28 @@ def test_bounds_that_are_no_function_of_one_key_come_from_a_map() -> None:
         assert [entry for spec, entry in found if spec.repairs] == (
             [] if mask is None else [Entry.KV, Entry.Q]
         )
+
+
+def test_deterministic_ones_add_dq_up_in_order() -> None:
+    def two(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & ((q_idx - kv_idx < 200) | (kv_idx < 100))
+
+    cases = ((None, Blocks.ALL), (masks.causal, Blocks.RANGES), (two, Blocks.MAP))
+    for mask, blocks in cases:
+        found = replace(_backward(mask), deterministic=True)
+        assert why_portable_backward(found, "sm90", ()) is None
+        parts = backward_parts(found, "sm90", (), hopper=True)
+        (main,) = (spec for spec, entry in parts if entry is Entry.HOPPER)
+        # Of several ranges, those that a row sees are no neighbours: a map says who is next.
+        assert main.blocks(Entry.HOPPER) is blocks
+        assert all(spec.deterministic for spec, _ in parts)
+        plan = make_hopper_backward_plan(main, TARGETS["sm90"])
+        assert plan.ordered
+        assert "deterministic: a tile of dQ" in plan.explain()
+        assert (
+            plan.key() != make_hopper_backward_plan(replace(main, deterministic=False), TARGETS["sm90"]).key()
+        )
+    assert not make_hopper_backward_plan(_backward(masks.causal), TARGETS["sm90"]).ordered
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -604,7 +604,8 @@ def accumulate(
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
     if which == 0:
         give_turn(never, 1)
-    # Computed again: all along, these numbers would occupy registers. The instruction's result can't be known before.
+    # Computed again: all along, these numbers would occupy registers.
+    # The instruction's result can't be known before.
     pid = gl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r,r", [never], gl.int32, is_pure=False, pack=1)
     b, kv_h, kv_start = place_of(pid, batch, q_heads, group, q_len, kv_len)
     # dV leaves under the last dQ, through the buffer of this warpgroup's values.
