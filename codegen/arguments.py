@@ -137,8 +137,8 @@ RESERVED = frozenset({
     "dq_sum_stride", "hangs_over", "finite_k", "total", "SLICES", "slice_start", "piece", "piece_dims",
     "left", "right", "q_rows", "k_rows", "v_rows", "dout_rows", "PIECE", "member", "modified", "kept",
     "survives", "weight", "seed", "seed_ptr", "dropped_below", "survivors_weight", "stream", "live",
-    "element", "inside", "turn", "turned", "lost_ptr", "batch", "programs", "these_keys", "these_rows", "sums", "distance", "q_idx_at", "kv_idx_at",
-    "add_exactly", "diagonal_sums",
+    "element", "inside", "turn", "turned", "lost_ptr", "sums", "distance", "q_idx_at", "kv_idx_at",
+    "add_exactly", "diagonal_sums", "batch", "programs", "these_keys", "these_rows",
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip

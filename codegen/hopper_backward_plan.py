@@ -139,8 +139,8 @@ def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
 def _is_late(backward: BackwardSpec) -> bool:
     """Whether dQ comes late: it then needs no registers beside weights.
 
-    On an H200 6 % slower without mods, 2 to 4 % faster under a causal mask, 17 % with a soft cap. Where sums are
-    added up in order it is 2 % faster without mods too.
+    On an H200 6 % slower without mods, 2 to 4 % faster under a causal mask, 17 % with a soft cap. Where
+    sums are added up in order it is 2 % faster without mods too.
     """
     spec = backward.forward
     return spec.score is not None or spec.mask is not None or backward.deterministic

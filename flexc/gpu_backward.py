@@ -280,7 +280,7 @@ class _Backward:
                     torch.zeros,
                 )
         self._walk(entry, kernel, tensors, numbers)
-        programs = self._few(kernel, tiles * kv_heads * batch * parts * self.spec.slices)
+        programs = tiles * kv_heads * batch * parts * self.spec.slices
         self._launch(kernel, programs, tensors, numbers)
         if parts > 1:
             for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
@@ -311,12 +311,8 @@ class _Backward:
         programs = -(-q_len // kernel.block_q) * heads * batch
         if entry is Entry.Q:
             self._walk(entry, kernel, tensors, numbers)
-            programs = self._few(kernel, programs * self.spec.slices)
+            programs *= self.spec.slices
         self._launch(kernel, programs, tensors, numbers)
-
-    def _few(self, kernel: Runnable, programs: int) -> int:
-        """As many programs as run at a time, where each takes tiles until none is left; mostly it takes none."""
-        return min(programs, 2 * kernel.processors) if self.spec.repairs else programs
 
     def _walk(
         self,
@@ -344,6 +340,8 @@ class _Backward:
         tensors: Mapping[Source, torch.Tensor],
         numbers: Mapping[Source, int | float],
     ) -> None:
+        if self.spec.repairs:
+            programs = min(programs, 2 * kernel.processors)  # they share the tiles; mostly there are none
         if programs:
             operands = Operands(
                 {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, self.sums

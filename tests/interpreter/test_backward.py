@@ -345,4 +345,4 @@ def test_repairs(lost: int) -> None:
     if not lost:
         assert all((x == 7).all() for x in found)
         return
-    check_gradients(given, Gradients(*found, None, ()), ("q", "k", "v"))
+    check_gradients(given, Gradients(found[0], found[1], found[2], None, ()), ("q", "k", "v"))
