@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from flexc.backward_runner import runner_on
 from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
 from flexc.captured_gradient import from_sums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
-from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import width
-from flexc.codegen.target import Target
 from flexc.ir.spec import Blocks
 from flexc.pack import as_pointed_to, dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
 from flexc.sinks_gradient import from_delta, from_parts
-
-
-class Runner(Protocol):
-    """Gives the kernels of the backwards of one device."""
-
-    @property
-    def target(self) -> Target:
-        """What its kernels are made for."""
-
-    def kernel(self, backward: BackwardSpec, entry: Entry, call: AttentionCall) -> Runnable:
-        """One kernel of the backward of a call."""
 
 
 def backward(
@@ -108,7 +95,7 @@ class _Backward:
         self.slots = tuple(sorted(name for name in wanted if isinstance(name, int)))
         self.sums: dict[int, torch.Tensor] = {}
         self.call = call
-        self.runner = _runner(q.device)
+        self.runner = runner_on(q.device)
         sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
         seed = seed_on(call.dropout_seed, q.device) if call.dropout_p else None
         self.values = tuple(as_pointed_to(x, q.device) for x in call.values)
@@ -381,21 +368,3 @@ def _parts(programs: int, group: int, processors: int) -> int:
     """How many programs share the query heads of a key head: as few as fill the device twice."""
     fitting = (n for n in range(1, group + 1) if group % n == 0)
     return next((n for n in fitting if programs * n >= 2 * processors), group)
-
-
-@lru_cache(maxsize=16)
-def _runner(device: torch.device) -> Runner:
-    if device.type == "cuda":
-        from flexc.launch_backward import Compiler
-
-        return Compiler(device)
-    if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
-        from flexc.interpret_backward import Interpreter
-
-        return Interpreter()
-    from flexc.errors import BackendUnavailable
-
-    raise BackendUnavailable(
-        f'backend="triton" needs CUDA tensors; q is on {device}',
-        hint='use backend="cpu", or set TRITON_INTERPRET=1 before Triton is imported',
-    )
