@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -27,8 +28,28 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Maker = TypeVar("Maker", bound=Callable[..., Any])
+Kind = TypeVar("Kind", bound="Mod")
 _tracing = threading.RLock()
 """Held while a function is traced: by one thread at a time."""
+
+
+class _Kept:
+    """The trace of a function, which all mods of that function share."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self) -> None:
+        self.trace: Trace | None = None
+
+    def refreshed(self) -> Trace | None:
+        """The trace with the present values of what was captured; None where there is none that holds."""
+        known = self.trace
+        if known is None:
+            return None
+        fresh = known.refreshed()
+        if fresh is not None and fresh is not known:
+            self.trace = fresh
+        return fresh
 
 
 class Mod(Traceable):
@@ -44,7 +65,7 @@ class Mod(Traceable):
         self.function = function
         self.recipe: tuple[Any, ...] | None = None
         """What made the mod, and from what: how a copy or a pickle of it is made."""
-        self._trace: Trace | None = None
+        self._kept = _Kept()
         if torch.compiler.is_dynamo_compiling():
             return  # a composition, made where it is used; nobody asks for its name
         check_arity(function, self.kind)
@@ -56,16 +77,11 @@ class Mod(Traceable):
         Kept: as long as only values change, nothing is traced again. Safe to call from several threads.
             Raises a TraceError that shows the user's line.
         """
-        known = self._trace
-        if known is not None:
-            fresh = known.refreshed()
-            if fresh is known:
-                return known
-            if fresh is not None:
-                self._trace = fresh
-                return fresh
+        fresh = self._kept.refreshed()
+        if fresh is not None:
+            return fresh
         with _tracing:
-            self._trace = made = trace_of(self.function, self.kind)
+            self._kept.trace = made = trace_of(self.function, self.kind)
             return made
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -221,19 +237,31 @@ def _made_again(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Memo:
-    """The mods of one function, kept with the function.
+    """What is kept of the mods of one function, with the function.
 
-    They live as long as it does, and are never pickled.
+    It lives as long as the function does, holds no reference to it, and is never pickled: a function that is
+    used once is gone, with all that it captured, when nobody holds it, without a garbage collection.
     """
 
-    def __init__(self) -> None:
-        self.mods: dict[Any, Mod] = {}
+    def __init__(self, owner: object = None) -> None:
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.mods: dict[Any, tuple[weakref.ref[Mod], _Kept]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Memo, ()
 
 
 _ATTRIBUTE = "__flexc_mods__"
+
+
+def trace_as(kind: type[Mod], function: Function) -> Trace:
+    """The trace of a function as a mod of that kind, as `Mod.trace` gives it. Raises what that raises."""
+    if isinstance(function, kind):
+        return function.trace()
+    memo, key = _memo_of(kind, function)
+    kept = None if memo is None else memo.mods.get(key)
+    fresh = None if kept is None else kept[1].refreshed()
+    return _remembered(kind, function).trace() if fresh is None else fresh
 
 
 def as_mask_mod(function: Function) -> MaskMod:
@@ -246,11 +274,7 @@ def as_score_mod(function: Function) -> ScoreMod:
     return function if isinstance(function, ScoreMod) else _remembered(ScoreMod, function)
 
 
-@overload
-def _make(kind: type[MaskMod], function: object) -> MaskMod: ...
-@overload
-def _make(kind: type[ScoreMod], function: object) -> ScoreMod: ...
-def _make(kind: type[MaskMod] | type[ScoreMod], function: object) -> MaskMod | ScoreMod:
+def _make(kind: type[Kind], function: object) -> Kind:
     if isinstance(function, kind):
         return function
     if isinstance(function, Mod):
@@ -266,35 +290,45 @@ def _make(kind: type[MaskMod] | type[ScoreMod], function: object) -> MaskMod | S
     return kind(function)
 
 
-@overload
-def _remembered(kind: type[MaskMod], function: Function) -> MaskMod: ...
-@overload
-def _remembered(kind: type[ScoreMod], function: Function) -> ScoreMod: ...
-def _remembered(kind: type[MaskMod] | type[ScoreMod], function: Function) -> MaskMod | ScoreMod:
-    """The mod is stored on the function (on the object, for a bound method), so that nothing outlives it."""
+def _remembered(kind: type[Kind], function: Function) -> Kind:
+    """The mod of a function, while somebody holds it, else another one that knows the same trace."""
+    memo, key = _memo_of(kind, function)
+    if memo is None:
+        return _make(kind, function)
+    kept = memo.mods.get(key)
+    mod = None if kept is None else kept[0]()
+    if mod is None:
+        mod = _make(kind, function)
+        if kept is not None:
+            mod._kept = kept[1]
+        memo.mods[key] = (weakref.ref(mod), mod._kept)
+    return mod  # type: ignore[return-value]
+
+
+def _memo_of(kind: type[Mod], function: Function) -> tuple[_Memo | None, tuple[object, ...]]:
+    """What is kept with a function, or for a bound method with its object, and under which key."""
     owner: object = function
     key: tuple[object, ...] = (kind,)
     if isinstance(function, MethodType):
         owner, key = function.__self__, (kind, function.__func__)
     attributes = getattr(owner, "__dict__", None)
-    if isinstance(function, Mod) or not isinstance(attributes, dict):
-        return _make(kind, function)
+    if isinstance(function, Mod) or not isinstance(attributes, dict) or not type(owner).__weakrefoffset__:
+        return None, key
     memo = attributes.get(_ATTRIBUTE)
-    if not isinstance(memo, _Memo):
-        memo = attributes[_ATTRIBUTE] = _Memo()
-    mod = memo.mods.get(key)
-    if mod is None or not _is(mod.function, function):  # functools.wraps copies the attribute
-        if mod is not None:
-            memo = attributes[_ATTRIBUTE] = _Memo()
-        mod = memo.mods[key] = _make(kind, function)
-    return mod  # type: ignore[return-value]
+    # functools.wraps copies the attribute to another function.
+    if not isinstance(memo, _Memo) or memo.owner is None or memo.owner() is not owner:
+        memo = attributes[_ATTRIBUTE] = _Memo(owner)
+    return memo, key
 
 
-def _is(one: Function, other: Function) -> bool:
-    """Whether two are the same function; a bound method is another object at each access."""
-    if isinstance(one, MethodType) and isinstance(other, MethodType):
-        return one.__self__ is other.__self__ and one.__func__ is other.__func__
-    return one is other
-
-
-__all__ = ["MaskMod", "Mod", "ScoreMod", "as_mask_mod", "as_score_mod", "made_again", "mask_mod", "score_mod"]
+__all__ = [
+    "MaskMod",
+    "Mod",
+    "ScoreMod",
+    "as_mask_mod",
+    "as_score_mod",
+    "made_again",
+    "mask_mod",
+    "score_mod",
+    "trace_as",
+]

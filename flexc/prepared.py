@@ -24,7 +24,7 @@ from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Op
 from flexc.launch import Launch
 from flexc.lru import LRU
-from flexc.mods import as_mask_mod, as_score_mod
+from flexc.mods import MaskMod, ScoreMod, trace_as
 from flexc.prepared_captures import Captures
 
 
@@ -237,8 +237,8 @@ def replay(
         )  # fmt: skip
     if (sinks is not None and type(sinks) not in PLAIN) or type(dropout_p) not in (float, int):
         return None, None
-    score = None if score_mod is None else as_score_mod(score_mod).trace()
-    mask = None if mask_mod is None else as_mask_mod(mask_mod).trace()
+    score = None if score_mod is None else trace_as(ScoreMod, score_mod)
+    mask = None if mask_mod is None else trace_as(MaskMod, mask_mod)
     values: tuple[Value, ...] = () if score is None else score.values
     if mask is not None:
         values = values + mask.values if values else mask.values
@@ -247,7 +247,7 @@ def replay(
         block_mask = as_block_mask(block_mask)
         given = block_mask.block_map
         second = block_mask.mask_mod
-        second = None if second is None or second is mask_mod else as_mask_mod(second).trace()
+        second = None if second is None or second is mask_mod else trace_as(MaskMod, second)
         values = values if second is None else values + second.values
         of_blocks = (id(given), None if second is None else id(second.graph), block_mask.shape)
     key = (

@@ -33,12 +33,12 @@ def resolve(
     """
     if score_mod is None and mask_mod is None and block_mask is None:
         return PLAIN, (), None
-    from flexc.mods import as_mask_mod, as_score_mod
+    from flexc.mods import MaskMod, ScoreMod, trace_as
 
     block_map = None
     traces = [
-        None if score_mod is None else as_score_mod(score_mod).trace(),
-        None if mask_mod is None else as_mask_mod(mask_mod).trace(),
+        None if score_mod is None else trace_as(ScoreMod, score_mod),
+        None if mask_mod is None else trace_as(MaskMod, mask_mod),
         None,
     ]
     if block_mask is not None:
@@ -47,7 +47,7 @@ def resolve(
         block_mask = as_block_mask(block_mask)
         block_map = block_mask.block_map
         if block_mask.mask_mod is not None and block_mask.mask_mod is not mask_mod:
-            traces[2] = as_mask_mod(block_mask.mask_mod).trace()
+            traces[2] = trace_as(MaskMod, block_mask.mask_mod)
     graphs = tuple(None if t is None else t.graph for t in traces)
     key = tuple(id(g) for g in graphs)
     found = _resolved.get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -40,6 +41,21 @@ class NoContext:
         """Nothing is marked."""
 
 
+class _Defaults:
+    """The defaults of a function, which is not held: a trace that is kept with it would keep it for good."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = weakref.ref(function)
+
+    @property
+    def __defaults__(self) -> tuple[Any, ...] | None:
+        """Those that it has now."""
+        function = self._function()
+        return None if function is None else function.__defaults__
+
+
 class Captures:
     """Makes the copies. One original has one copy, so identity and cycles survive."""
 
@@ -65,6 +81,10 @@ class Captures:
             copy = self._copy(value, kind, name)
             known = self._copies.setdefault(id(value), (value, copy))
         return known[1], NO_LEAF
+
+    def forget(self) -> None:
+        """Let go of the copies, which hold each other and what they are copies of."""
+        self._copies.clear()
 
     def _has_numbers(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has numbers as attributes: they are watched, and another one is traced again."""
@@ -136,7 +156,7 @@ class Captures:
         ):
             self._cell(own, cell, name)
         if function.__defaults__:
-            self._same_attribute(function, "__defaults__")
+            self._same_attribute(_Defaults(function), "__defaults__")
             names_of = function.__code__.co_varnames[: function.__code__.co_argcount]
             last = names_of[-len(function.__defaults__) :]
             copy.__defaults__ = tuple(

@@ -106,7 +106,10 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     root = check_result(tracer, result, kind, function)
     graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
     verify(graph)
-    return _finish(graph.shared(), tracer, captures.watch)
+    made = _finish(graph.shared(), tracer, captures.watch)
+    tracer.forget()
+    captures.forget()
+    return made
 
 
 def _run(tracer: Tracer, function: Callable[..., Any], kind: ModKind) -> Any:

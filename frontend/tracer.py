@@ -116,6 +116,11 @@ class Tracer:
         step = self.program.add(SizeOf(leaf, dimension), name)
         return traced_number(self, step, self.facts[leaf].shape[dimension])
 
+    def forget(self) -> None:
+        """Let go of what was captured: traced values and their tracer hold each other."""
+        self.leaves = []
+        self._tensors.clear()
+
     # From captured things to nodes.
 
     def _slot(self, slot: Slot, name: str, storage: Storage, rank: int | None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import flexc
 from flexc import mask_mod, masks, score_mod, traces
 from flexc.frontend.trace import trace
 from flexc.ir.graph import ModKind
@@ -226,3 +227,39 @@ def test_nothing_that_was_captured_is_kept(traced: list[Any]) -> None:
     gc.collect()
     assert [reference() for reference in gone] == [None] * 4
     _check(_Layer().mod())
+
+
+@pytest.mark.parametrize("form", ["closure", "default", "inner", "object", "mask", "block mask"])
+def test_a_function_that_is_used_once_is_gone_without_a_collection(form: str) -> None:
+    """What it captured may be large, and have all of a model's activations behind it."""
+    q = torch.randn(1, 2, 9, 4, requires_grad=True)
+
+    def step() -> weakref.ref[torch.Tensor]:
+        bias, layer = torch.randn(9), _Layer()
+        layer.bias = torch.nn.Parameter(bias)
+
+        def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score + bias[kv_idx]
+
+        def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return bias[kv_idx] > -9
+
+        given: dict[str, dict[str, Any]] = {
+            "closure": {"score_mod": score},
+            "default": {"score_mod": lambda s, b, h, q_idx, kv_idx, bias=bias: s + bias[kv_idx]},
+            "inner": {"score_mod": lambda s, b, h, q_idx, kv_idx: 2 * score(s, b, h, q_idx, kv_idx)},
+            "object": {"score_mod": lambda s, b, h, q_idx, kv_idx: s + layer.bias[kv_idx]},
+            "mask": {"mask_mod": mask_mod(mask) & masks.causal},
+            "block mask": {"mask_mod": None},
+        }
+        if form == "block mask":
+            given[form] = {"block_mask": flexc.create_block_mask(mask, None, None, 9, 9, device="cpu")}
+        flexc.attention(q, q, q, **given[form]).sum().backward()
+        return weakref.ref(layer.bias if form == "object" else bias)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [step()() for _ in range(2)] == [None, None]
+    finally:
+        gc.enable()
