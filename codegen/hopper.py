@@ -11,14 +11,16 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots, tile_bounds
 from flexc.codegen.gluon_names import RENAMED
 from flexc.codegen.hoisting import Element, Function, Hoisting, mask_form, score_form
+from flexc.codegen.hopper_constants import ELEMENT, constants_of
 from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
+from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
-from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others
+from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others, target_of
 from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.nearness import near_form
-from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
+from flexc.codegen.preamble import Preamble
 from flexc.codegen.render import render
-from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
+from flexc.codegen.softmax_form import SoftmaxForm, is_bounded, softmax_form, summands
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
@@ -46,7 +48,6 @@ _LAUNCH = (
     "Launch any number of programs: they share cdiv(q_len, BLOCK_Q) * q_heads * batch",
     "tiles. num_warps=4; the roles that are not the program's own have warps besides.",
 )
-_ELEMENT = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,16 @@ class _Forward(Preamble):
     """Whether `kv_idx` is read in a step, and where rows are computed again."""
     reads_rows: bool
     mask_call: str | None
+    mask_near: str | None
+    """The mask's call with its comparisons counted from a thread's first column, where that may be."""
+    mask_sides: tuple[Side, ...]
+    """The mask, where keys are only compared with rows, and bounds say which comparison decides where."""
+    first_short: bool
+    """Tiles of queries end with the last row, and the first one begins before the first row."""
+    load_start: str
+    """Where the rows of a tile start, in the loading warp."""
+    load_reads_start: bool
+    """Whether it also needs to know where those start that exist."""
     score_call: str | None
     score_scale: str
     row_score: str | None
@@ -111,6 +122,10 @@ class _Forward(Preamble):
     whole: str
     """What the weights of a row add up to: of those that dropout keeps, less are left."""
     rescue_nan: bool
+    bounded: bool
+    """No score is so large that weights relative to 1, not to the largest of the row, could overflow."""
+    sums_in_parts: bool
+    values_late: bool
     out_through_q: bool
     tail: str
     """Where the second part of the head dimension begins; empty where there is none."""
@@ -197,8 +212,14 @@ def _view(
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     keys = keys_of(spec, plan, bounds)
+    first_short = bounds is not None and not first_rows
+    near_mask = None if mask is None or allowed is None else mask_near(allowed, mask, hoisting)
     vectors = vectors_of(hoisting, near, mask_lines, elements)
     staged = needed(gluon((*score_lines, *mask_lines)), [v.name for v in vectors])
+    load_lines = lines_of_loads(hoisting, keys, staged)
+    sides = () if allowed is None or keys.steps_told else mask_sides(allowed, keys.masked, hoisting)
+    decided = [s.masked for s in sides] or [keys.masked or ""]
+    own_lines = tuple(line for line in keys.own_lines if not _is_idle(target_of(line), decided))
     score_steps = lines_in_step(others(score_lines, near), vectors, elements)
     mask_steps = lines_in_step(mask_lines, vectors, elements)
     heads = gluon(hoisting.head)
@@ -216,7 +237,7 @@ def _view(
     return _Forward(
         header=header(spec, plan, sources, _LAUNCH),
         renamed=RENAMED,
-        constants=_constants(spec, plan, keys),
+        constants=constants_of(spec, plan, keys),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=tuple(_function(e.function) for e in elements),
@@ -234,9 +255,19 @@ def _view(
         mask_column_lines=gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
         reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.dropout,
-        mods_read_columns=_reads_columns([*score_steps, *mask_steps], elements),
+        mods_read_columns=_reads_columns(
+            [*score_steps, *mask_steps], [e for e in elements if not (e is mask and near_mask)]
+        ),
         columns_again=_reads_columns([*others(score_lines, near), *mask_lines], elements),
         mask_call=None if mask is None else mask.call(),
+        mask_near=near_mask,
+        mask_sides=sides,
+        first_short=first_short,
+        load_start="tile_start" if first_short else "q_start",
+        load_reads_start=mentions("q_start", load_lines)
+        or bounds is None
+        or bounds.count > 1
+        or bounds.reads_rows,
         score_call=None
         if scored is None or score is None
         else _as_tile(score, scored.call(score="score * score_scale")),
@@ -249,18 +280,20 @@ def _view(
         vectors=vectors,
         blocks_from_map=spec.blocks is Blocks.MAP,
         tile_names=tuple(
-            (n, name) for n, name in enumerate(keys.told) if n in (0, *range(3, 7)) or mentions(name, of_tile)
+            (n, name)
+            for n, name in enumerate(keys.told)
+            if name == "b" or mentions(name, of_tile) or (n > 2 and not _is_idle(name, decided))
         ),
         steps_told=keys.steps_told,
         told=keys.told,
         told_keys=keys.told_keys,
-        load_lines=lines_of_loads(hoisting, keys, staged),
+        load_lines=load_lines,
         load_reads_rows=bounds is not None and bounds.reads_rows,
         rows_padded=1 << (plan.tiles.block_q - 1).bit_length(),
         stretches=0 if bounds is None else bounds.count,
         stretch_lines=() if bounds is None else gluon(bounds.stretch_lines),
         may_be_blind=spec.blocks is Blocks.RANGES,
-        own_lines=keys.own_lines,
+        own_lines=own_lines,
         order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
         q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
         masked=keys.masked,
@@ -270,6 +303,11 @@ def _view(
         dropout=spec.dropout,
         whole="survivors_weight" if spec.dropout else "1.0",
         rescue_nan=plan.rescue_nan,
+        bounded=is_bounded(form, small_cap=spec.small_cap)
+        and spec.q_storage is Storage.BF16
+        and not spec.has_sinks,
+        sums_in_parts=plan.sums_in_parts,
+        values_late=plan.values_late,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",
         tail_v="PADDED_DIM_V" if plan.tails[1] else "",
@@ -289,6 +327,11 @@ def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset
     if found is None or (mask is not None and found[1] & set(topological(mask))):
         return score, frozenset()
     return found
+
+
+def _is_idle(name: str, conditions: Sequence[str]) -> bool:
+    """Whether a bound is one of those that only say where the mask applies, and `conditions` read it not."""
+    return name.startswith("full_") and not mentions(name, conditions)
 
 
 def _reads_columns(lines: Sequence[str], elements: Sequence[Element]) -> bool:
@@ -318,7 +361,7 @@ def _function(function: Function) -> Function:
 def _whereabouts(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
     for n, name in enumerate(_WHEREABOUTS):
         read = f"told(where_smem.index({n}))"
-        pointer = f".to(gl.pointer_type({_ELEMENT[spec.q_storage]}))"
+        pointer = f".to(gl.pointer_type({ELEMENT[spec.q_storage]}))"
         yield name, read + pointer if name.endswith("_ptr") else read
 
 
@@ -337,52 +380,3 @@ def _buffers(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) -> l
 def _as_tile(score: Expr, call: str) -> str:
     """A score that does not read both row and column, or the score itself, is spread over the tile."""
     return call if place(score)[score] is Placement.ELEMENT else f"{call} + zero"
-
-
-def _constants(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Constant, ...]:
-    tiles = plan.tiles
-    constants = [
-        Constant("BLOCK_Q", tiles.block_q, "query rows of a tile"),
-        Constant("CONSUMERS", plan.consumers, "warpgroups that share them"),
-        Constant("ROWS", ROWS, "query rows of each"),
-        Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
-        Constant("STAGES", tiles.num_stages, "tiles of keys, and of values, that shared memory holds"),
-        *_dims("DIM", "q and k", plan.padded_dim, plan.tails[0]),
-        *_dims("DIM_V", "v", plan.padded_dim_v, plan.tails[1]),
-        Constant("Q_BYTES", ROWS * plan.padded_dim * 2, "of one warpgroup's rows"),
-        Constant("K_BYTES", tiles.block_kv * plan.padded_dim * 2, "of a tile of keys"),
-        Constant("V_BYTES", tiles.block_kv * plan.padded_dim_v * 2, "of a tile of values"),
-        Constant("Q_TILES", plan.q_tiles, "tiles of query rows that shared memory holds"),
-        Constant("TILES", 4, "tiles of queries that the loading warp may be ahead of the others"),
-        Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
-        Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
-        Constant("OPERAND", _ELEMENT[spec.q_storage], "element type of q, k, v and out"),
-        LOG2E,
-    ]
-    if keys.own_lines:
-        constants += [
-            Constant(
-                "SKIP_FIRST", tiles.num_stages // 2, "tiles of keys that a warpgroup may pass over at first"
-            ),
-            Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
-        ]
-    if plan.rescue_nan:
-        constants += [
-            Constant("HEAD_DIM", spec.head_dim, "of which these exist"),
-            Constant("HEAD_DIM_V", spec.head_dim_v, "and these"),
-            Constant("FEW_KEYS", 16, "keys of a step where values are left out"),
-            Constant("FEW_DIMS", 32, "columns of its operands and result"),
-        ]
-    if spec.return_lse:
-        constants.append(LN2)
-    return tuple(constants)
-
-
-def _dims(name: str, of: str, dim: int, tail: int) -> tuple[Constant, ...]:
-    """The head dimension in its parts."""
-    if not tail:
-        return (Constant(f"PADDED_{name}", dim, f"head dimension of {of}, to a power of two"),)
-    return (
-        Constant(f"PADDED_{name}", dim - tail, f"first part of the head dimension of {of}"),
-        Constant(f"TAIL_{name}", tail, "the other part, to a power of two"),
-    )

@@ -36,6 +36,10 @@ class HopperPlan(KernelPlan):
     """The output leaves through the buffer of the query rows; it has none of its own."""
     q_tiles: int
     """Tiles of query rows that shared memory holds."""
+    sums_in_parts: bool
+    """Threads keep the sums of what they have of a row, and add these up when the row is done with."""
+    values_late: bool
+    """The values of a step are waited for when the weights of the next are there, not before."""
     shared: int
 
     @property
@@ -187,6 +191,9 @@ def _plan(
     needed, q_tiles, through_q = shared_memory(spec, tiles, target)
     tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = spec.mask is not None
+    # The next two as measured on an H200: neither helps where there is nothing but products and softmax.
+    sums_in_parts = rescue or spec.score is not None
+    values_late = rescue and consumers == 3 and tiles.block_kv == 128
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -202,6 +209,8 @@ def _plan(
         registers=_REGISTERS[consumers],
         out_through_q=through_q,
         q_tiles=q_tiles,
+        sums_in_parts=sums_in_parts,
+        values_late=values_late,
         shared=needed,
         reasons=(
             ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),

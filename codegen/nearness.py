@@ -1,4 +1,4 @@
-"""Scores that depend on the distance of query and key only: indices may count from any key.
+"""Mods that depend on the distance of query and key only: indices may count from any key.
 
 `slopes[h] * (kv_idx - q_idx)` costs a conversion and a product for each key of a step. Counted from the first
 key of the step, the part of the keys is the same in every step, and that of the rows is two numbers a thread.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flexc.ir import build
 from flexc.ir.expr import Expr, rebuild, topological, with_args
-from flexc.ir.ops import Input, Op
+from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.types import DType
 
@@ -39,3 +39,47 @@ def near_form(score: Expr) -> tuple[Expr, frozenset[Expr]] | None:
         return with_args(node, args)
 
     return rebuild(score, replace), frozenset(parts)
+
+
+_SMALL = 2**30
+
+
+def compared_rows(mask: Expr) -> tuple[Expr, ...] | None:
+    """What a pair compares its key with, if it needs it for nothing else: query indices plus numbers.
+
+    The same may be taken from both sides of these comparisons. None if a pair uses its key in another way, or
+    what that is compared with.
+    """
+    kv_idx = build.input_(Input.KV_IDX)
+    levels = place(mask)
+    pairs = [node for node in topological(mask) if levels[node] is Placement.ELEMENT]
+    rows: dict[Expr, None] = {}
+    for node in pairs:
+        if kv_idx in node.args:
+            others = [arg for arg in node.args if arg is not kv_idx]
+            if node.op not in COMPARISONS or len(others) != 1 or not _is_index(others[0]):
+                return None
+            rows[others[0]] = None
+    used = (arg for node in pairs if kv_idx not in node.args for arg in node.args)
+    return None if not rows or rows.keys() & set(used) else tuple(rows)
+
+
+def _is_index(node: Expr) -> bool:
+    """The query's index, plus or minus one number at most: far from the limits of an integer."""
+    if node.op in (Op.ADD, Op.SUB):
+        first, second = node.args
+        if node.op is Op.ADD and _is_number(first):
+            first, second = second, first
+        return _is_query(first) and _is_number(second)
+    return _is_query(node)
+
+
+def _is_query(node: Expr) -> bool:
+    return node.op is Op.INPUT and node.attr is Input.Q_IDX and node.dtype is DType.I32
+
+
+def _is_number(node: Expr) -> bool:
+    """A small literal, or a captured number, which is 64-bit above 2**30."""
+    if node.op is Op.CONST:
+        return isinstance(node.attr, int) and abs(node.attr) <= _SMALL
+    return node.op is Op.SCALAR and node.dtype is DType.I32

@@ -87,11 +87,17 @@ def _find_or_build(
             spec.captures,
             same,
             scratch,
-            requires=() if ranges is None else ranges.requires,
+            requires=(*(() if ranges is None else ranges.requires), *_small_cap(spec, design)),
             head_dims=(spec.head_dim, spec.head_dim_v),
             spares=Spares.NONE if design is Design.PORTABLE else Spares.OUTSIDE_LOOPS,
         ),
     )
+
+
+def _small_cap(spec: AttentionSpec, design: Design) -> tuple[Within, ...]:
+    from flexc.codegen.softmax_form import needs_small_cap
+
+    return needs_small_cap(spec.score) if spec.small_cap and design is Design.HOPPER else ()
 
 
 def find_or_build(key: str, build: Callable[[Path], Artifact]) -> Kernel:

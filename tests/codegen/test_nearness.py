@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
 from flexc import masks, scores
 from flexc.codegen.design import Design
-from flexc.codegen.hoisting import score_form
-from flexc.codegen.nearness import near_form
-from flexc.ir.build import binary, cast, const, input_
+from flexc.codegen.hoisting import mask_form, score_form
+from flexc.codegen.nearness import compared_rows, near_form
+from flexc.ir.build import binary, cast, compare, const, input_
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
@@ -61,3 +64,58 @@ def test_a_kernel_converts_no_index_of_a_key_in_its_loop() -> None:
     source = generate(masks.causal, scores.alibi(torch.ones(4)), design=Design.HOPPER).source
     assert "kv_idx.to(" not in source
     assert "q_near = q_idx - kv_start" in source
+
+
+def _rows(mask: Callable[..., Any]) -> tuple[Expr, ...] | None:
+    allowed = mask_form(spec_for(mask))
+    assert allowed is not None
+    return compared_rows(allowed)
+
+
+def test_keys_that_are_only_compared_with_rows() -> None:
+    q = input_(Input.Q_IDX)
+    ids = torch.zeros(9, dtype=torch.int32)
+    assert _rows(masks.causal) == (q,)
+    assert len(_rows(masks.sliding_window(5)) or ()) == 2
+    assert _rows(masks.prefix_lm(5)) == (q,)
+    assert _rows(masks.document(ids) & masks.causal) == (q,)
+
+
+def test_keys_that_are_used_in_another_way() -> None:
+    def strided(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx - kv_idx) % 4 == 0
+
+    def far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx * 1_000_000 >= kv_idx
+
+    assert _rows(strided) is None
+    assert _rows(far) is None  # so far from an index that no number may be taken from it
+
+
+def test_a_query_index_that_a_pair_uses_otherwise_too() -> None:
+    q, kv = input_(Input.Q_IDX), input_(Input.KV_IDX)
+    page = binary(Op.MOD, kv, const(8))
+    allowed = binary(Op.AND, compare(Op.LE, kv, q), compare(Op.LE, page, q))
+    assert compared_rows(allowed) is None
+
+
+def test_a_causal_step_compares_with_numbers() -> None:
+    source = generate(masks.causal, design=Design.HOPPER).source
+    assert "score = gl.where(kv_on <= q_idx - kv_from, score" in source
+
+
+def test_each_side_of_a_window_applies_where_it_decides() -> None:
+    source = generate(masks.sliding_window(100), design=Design.HOPPER).source
+    loop = source[source.index("for done in range(BLOCK_KV, ") :]
+    assert loop.index("if kv_start >= full_end:") < loop.index("kv_on <= q_idx - kv_from")
+    assert loop.index("if kv_start < full_first:") < loop.index("row_value - kv_from < kv_on")
+
+
+def test_a_term_that_only_reads_the_key_leaves_the_mask_whole() -> None:
+    lengths = torch.ones(4, dtype=torch.int64)
+
+    def padded(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (kv_idx < lengths[b])
+
+    source = generate(padded, design=Design.HOPPER).source
+    assert "mask_mod(q_idx - kv_from, kv_on" in source

@@ -35,6 +35,7 @@ Q_BYTES = gl.constexpr(16384)  # of one warpgroup's rows
 K_BYTES = gl.constexpr(16384)  # of a tile of keys
 V_BYTES = gl.constexpr(16384)  # of a tile of values
 Q_TILES = gl.constexpr(2)  # tiles of query rows that shared memory holds
+PARTS = gl.constexpr(8)  # in which columns of a row are looked at: a thread has two of them
 TILES = gl.constexpr(4)  # tiles of queries that the loading warp may be ahead of the others
 TOLD = gl.constexpr(5)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(65536)  # keys with values that fit the L2 cache together
@@ -98,18 +99,38 @@ def kept(seed, stream, q_idx, kv_idx, dropped_below):
 
 
 @gluon.jit
-def online_softmax(score, to_log2, row_max, row_sum):
+def largest(score):
+    """The largest score of each row, by way of that of every eighth column: two short chains a thread and row."""
+    parts = gl.max(score.reshape([ROWS, score.shape[1] // PARTS, PARTS]), 1)
+    return gl.convert_layout(gl.max(parts, 1), gl.SliceLayout(1, score.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def online_softmax(score, to_log2, row_max):
     """Take a tile of scores into the running softmax of its rows, in base 2.
 
-    `row_max` is the largest score so far times `to_log2`, `row_sum` the sum of exp2(score * to_log2 - row_max).
-    Returns the weights of this tile, both, and the factor that brings earlier sums to the new maximum.
+    `row_max` is the largest score so far times `to_log2`. Returns the weights of this tile, exp2(score * to_log2 -
+    row_max), the new maximum, and the factor that brings earlier weights to it.
     """
-    new_max = gl.maximum(row_max, gl.max(score, 1) * to_log2)
+    new_max = gl.maximum(row_max, largest(score) * to_log2)
     # A row that has seen no key yet: exp2(-inf - -inf) would be NaN.
     shift = gl.where(new_max == float("-inf"), 0.0, new_max)
     p = gl.exp2(score * to_log2 - shift[:, None])
     alpha = gl.exp2(row_max - shift)
-    return p, new_max, row_sum * alpha + gl.sum(p, 1), alpha
+    return p, new_max, alpha
+
+
+@gluon.jit
+def sum_parts(p):
+    """The sums of a tile's weights over every eighth column: each thread sums what it has of a row."""
+    return gl.sum(p.reshape([ROWS, BLOCK_KV // PARTS, PARTS]), 1)
+
+
+@gluon.jit
+def add_weights(row_sum, alpha, p):
+    """The running sums in parts, with a tile of weights. Threads add up theirs only when a row is done with."""
+    parts = sum_parts(p)
+    return row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, parts.type.layout))[:, None] + parts
 
 
 @gluon.jit
@@ -126,7 +147,9 @@ def place_of(tile, batch, q_heads, group, q_len, kv_len):
     size = gl.minimum(together, heads - first)
     rest = tile - first * q_tiles
     head = first + rest % size
-    return head // q_heads, head % q_heads, (q_tiles - 1 - rest // size) * BLOCK_Q
+    # Warpgroups without rows belong to the first tile of a head, which has the fewest keys: it begins before row 0.
+    short = (q_tiles * BLOCK_Q - q_len) // ROWS * ROWS
+    return head // q_heads, head % q_heads, (q_tiles - 1 - rest // size) * BLOCK_Q - short
 
 
 @gluon.jit
@@ -180,7 +203,8 @@ def load_tiles(
     while tile < tiles:
         b = next_b
         h = next_h
-        q_start = next_start
+        tile_start = next_start  # of the first tile of a head, before the first row
+        q_start = gl.maximum(tile_start, 0)
         kv_h = h // group
         fresh = 1
         ticket = lane
@@ -195,7 +219,7 @@ def load_tiles(
         at = taken % TILES * TOLD
         tell(tile_smem.index(at), b)
         tell(tile_smem.index(at + 1), h)
-        tell(tile_smem.index(at + 2), q_start)
+        tell(tile_smem.index(at + 2), tile_start)
         tell(tile_smem.index(at + 3), kv_first)
         tell(tile_smem.index(at + 4), kv_end)
         mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
@@ -214,7 +238,9 @@ def load_tiles(
                     part = i * Q_TILES + taken % Q_TILES
                     mbarrier.wait(q_free.index(part), (taken // Q_TILES & 1) ^ 1)
                     mbarrier.expect(q_ready.index(part), Q_BYTES)
-                    tma_load(q_desc, [b, h, q_start + i * ROWS, 0], q_ready.index(part), q_smem.index(part))
+                    tma_load(
+                        q_desc, [b, h, tile_start + i * ROWS, 0], q_ready.index(part), q_smem.index(part)
+                    )
                 # The next tile goes to whoever asks first: tiles differ in their keys. To ask takes a while; now there
                 # is time. One lane asks, and no other access to memory waits for it.
                 ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
@@ -274,7 +300,7 @@ def attend_again(
     columns = gl.arange(0, FEW_KEYS, layout=column_layout)
     zero = gl.zeros([ROWS, FEW_KEYS], gl.float32, layout=acc_layout)
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
-    q_idx = gl.minimum(q_start + rows, q_len - 1)[:, None]
+    q_idx = gl.minimum(gl.maximum(q_start + rows, 0), q_len - 1)[:, None]
     to_log2 = scale * LOG2E
     seed = gl.load(seed_ptr)
 
@@ -301,8 +327,8 @@ def attend_again(
     out_tile = out_ptr + b * out_stride_b + h * out_stride_h + (q_start + rows)[:, None] * out_stride_s
     for dim_v in range(0, HEAD_DIM_V, FEW_DIMS):
         acc = gl.zeros([ROWS, FEW_DIMS], gl.float32, layout=acc_layout)
-        row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
         row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
 
         for kv_start in range(kv_first, kv_end, FEW_KEYS):
             score = zero
@@ -315,7 +341,8 @@ def attend_again(
             score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
             allowed = mask_mod(q_idx, kv_idx)
             score = gl.where(allowed, score, float("-inf"))
-            p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+            p, row_max, alpha = online_softmax(score, to_log2, row_max)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
             survives = kept(
                 seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
             )
@@ -356,11 +383,16 @@ def attend(
     first_row: gl.constexpr = which * ROWS
     rows = first_row + gl.arange(0, ROWS, layout=row_layout)
     columns = gl.arange(0, BLOCK_KV, layout=column_layout)
+    # Of the columns, a thread has its first two of every eight. From the first one on, they are the same numbers
+    # in all threads, and machine code compares with numbers at no cost.
+    first_column = columns & 6
+    kv_on = (columns - first_column)[None, :]
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout=score_layout)
     p = gl.convert_layout(zero.to(OPERAND), p_layout)
     acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
-    row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+    no_weights = sum_parts(zero)
+    row_sum = no_weights
     step = 0  # tiles of keys so far
     taken = 0  # tiles of queries so far
     alive = 1
@@ -381,7 +413,7 @@ def attend(
         b = gl.maximum(b, 0)
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
         # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
-        q_idx = gl.minimum(q_start + rows, q_len - 1)[:, None]
+        q_idx = gl.minimum(gl.maximum(q_start + rows, 0), q_len - 1)[:, None]
         to_log2 = scale * LOG2E
         seed = gl.load(seed_ptr)
 
@@ -389,7 +421,7 @@ def attend(
         # more go by before the last values are added could block the loads that all wait for.
         tile_first = kv_first
         tile_last = kv_last
-        own_start = gl.minimum(q_start + first_row, q_len - 1)
+        own_start = gl.minimum(gl.maximum(q_start + first_row, 0), q_len - 1)
         # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
         # of them see every key, so that no mask applies.
         q_last = gl.minimum(own_start + ROWS, q_len) - 1
@@ -436,9 +468,9 @@ def attend(
             done_end = told(tile_smem.index(at + 4))
             # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
             # prevented: if a NaN came out, these rows are computed again in the end, with the unseen values left out.
-            total = gl.sum(acc, 1)
-            lost = gl.sum((total != total).to(gl.int32), 0)  # noqa: PLR0124
-            if (lost > 0) & (done_start < q_len):
+            total = gl.sum(gl.sum(acc, 1), 0)
+            lost = total != total  # noqa: PLR0124
+            if lost & (done_start < q_len) & (done_start >= 0):
                 # A list of these tiles: shared memory has the last one, and its first row, still unwritten, the one before.
                 link = row_of_out(where_smem, done_b, done_h, done_start)
                 gl.store(link, told(lost_smem.index(which * 4)))
@@ -450,26 +482,27 @@ def attend(
                 keep(lost_smem.index(which * 4 + 2), done_first)
                 keep(lost_smem.index(which * 4 + 3), done_end)
             # A row without a key has a sum of 0: its output is 0.
-            share = gl.where(row_sum == 0.0, 0.0, survivors_weight / row_sum)
+            weights = gl.convert_layout(gl.sum(row_sum, 1), row_layout, assert_trivial=True)
+            share = gl.where(weights == 0.0, 0.0, survivors_weight / weights)
             out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
             out_tile = q_smem.index(which * Q_TILES + (taken + 1) % Q_TILES)  # its rows are done with
             out_tile.store(out.to(OPERAND))
             fence_async_shared()
-            if lost == 0:
+            # TMA leaves out rows past the end, but a box that begins before the first row is an illegal instruction.
+            if not (lost | (done_start < 0)):
                 tma_store(out_desc, [done_b, done_h, done_start, 0], out_tile)
             mbarrier.arrive(tile_free.index((taken + TILES - 1) % TILES), count=1)
 
         acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
+        row_sum = no_weights
         row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
-        row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
 
-        kv_idx = (kv_start + columns)[None, :]
         if kv_start + BLOCK_KV > kv_len:
-            score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
-        if kv_start >= full_end:
-            allowed = mask_mod(q_idx, kv_idx)
-            score = gl.where(allowed, score, float("-inf"))
-        p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+            score = gl.where(kv_on < kv_len - (kv_start + first_column)[None, :], score, float("-inf"))
+        kv_from = (kv_start + first_column)[None, :]
+        score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
+        p, row_max, alpha = online_softmax(score, to_log2, row_max)
+        row_sum = add_weights(row_sum, alpha, p)
         survives = kept(
             seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
         )
@@ -490,11 +523,11 @@ def attend(
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
-            kv_idx = (kv_start + columns)[None, :]
+            kv_from = (kv_start + first_column)[None, :]
             if kv_start >= full_end:
-                allowed = mask_mod(q_idx, kv_idx)
-                score = gl.where(allowed, score, float("-inf"))
-            p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+                score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
+            p, row_max, alpha = online_softmax(score, to_log2, row_max)
+            row_sum = add_weights(row_sum, alpha, p)
             survives = kept(
                 seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
             )

@@ -27,6 +27,7 @@ Q_BYTES = gl.constexpr(8192)  # of one warpgroup's rows
 K_BYTES = gl.constexpr(16384)  # of a tile of keys
 V_BYTES = gl.constexpr(16384)  # of a tile of values
 Q_TILES = gl.constexpr(2)  # tiles of query rows that shared memory holds
+PARTS = gl.constexpr(8)  # in which columns of a row are looked at: a thread has two of them
 TILES = gl.constexpr(4)  # tiles of queries that the loading warp may be ahead of the others
 TOLD = gl.constexpr(3)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(131072)  # keys with values that fit the L2 cache together
@@ -35,18 +36,25 @@ LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @gluon.jit
-def online_softmax(score, to_log2, row_max, row_sum):
+def largest(score):
+    """The largest score of each row, by way of that of every eighth column: two short chains a thread and row."""
+    parts = gl.max(score.reshape([ROWS, score.shape[1] // PARTS, PARTS]), 1)
+    return gl.convert_layout(gl.max(parts, 1), gl.SliceLayout(1, score.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def online_softmax(score, to_log2, row_max):
     """Take a tile of scores into the running softmax of its rows, in base 2.
 
-    `row_max` is the largest score so far times `to_log2`, `row_sum` the sum of exp2(score * to_log2 - row_max).
-    Returns the weights of this tile, both, and the factor that brings earlier sums to the new maximum.
+    `row_max` is the largest score so far times `to_log2`. Returns the weights of this tile, exp2(score * to_log2 -
+    row_max), the new maximum, and the factor that brings earlier weights to it.
     """
-    new_max = gl.maximum(row_max, gl.max(score, 1) * to_log2)
+    new_max = gl.maximum(row_max, largest(score) * to_log2)
     # A row that has seen no key yet: exp2(-inf - -inf) would be NaN.
     shift = gl.where(new_max == float("-inf"), 0.0, new_max)
     p = gl.exp2(score * to_log2 - shift[:, None])
     alpha = gl.exp2(row_max - shift)
-    return p, new_max, row_sum * alpha + gl.sum(p, 1), alpha
+    return p, new_max, alpha
 
 
 @gluon.jit
@@ -176,6 +184,10 @@ def attend(
     acc_row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
     first_row: gl.constexpr = which * ROWS
     columns = gl.arange(0, BLOCK_KV, layout=column_layout)
+    # Of the columns, a thread has its first two of every eight. From the first one on, they are the same numbers
+    # in all threads, and machine code compares with numbers at no cost.
+    first_column = columns & 6
+    kv_on = (columns - first_column)[None, :]
     zero = gl.zeros([ROWS, BLOCK_KV], gl.float32, layout=score_layout)
     p = gl.convert_layout(zero.to(OPERAND), p_layout)
     acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
@@ -218,7 +230,8 @@ def attend(
             done_h = told(tile_smem.index(at + 1))
             done_start = told(tile_smem.index(at + 2)) + first_row
             # A row without a key has a sum of 0: its output is 0.
-            share = gl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)
+            weights = row_sum
+            share = gl.where(weights == 0.0, 0.0, 1.0 / weights)
             out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
             out_tile = q_smem.index(which * Q_TILES + (taken + 1) % Q_TILES)  # its rows are done with
             out_tile.store(out.to(OPERAND))
@@ -227,12 +240,13 @@ def attend(
             mbarrier.arrive(tile_free.index((taken + TILES - 1) % TILES), count=1)
 
         acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
-        row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
         row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
 
         if kv_start + BLOCK_KV > kv_len:
-            score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
-        p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+            score = gl.where(kv_on < kv_len - (kv_start + first_column)[None, :], score, float("-inf"))
+        p, row_max, alpha = online_softmax(score, to_log2, row_max)
+        row_sum = row_sum * alpha + gl.sum(p, 1)
 
         p = gl.convert_layout(p.to(OPERAND), p_layout)
         tma.store_wait(0)
@@ -249,7 +263,8 @@ def attend(
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
-            p, row_max, row_sum, alpha = online_softmax(score, to_log2, row_max, row_sum)
+            p, row_max, alpha = online_softmax(score, to_log2, row_max)
+            row_sum = row_sum * alpha + gl.sum(p, 1)
 
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)

@@ -1,0 +1,62 @@
+"""The named numbers at the top of a generated Hopper forward."""
+
+from __future__ import annotations
+
+from flexc.codegen.hopper_keys import Keys
+from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.preamble import LN2, LOG2E, Constant
+from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
+
+ELEMENT = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
+
+
+def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Constant, ...]:
+    """The constants of a Hopper forward, in the order of its file."""
+    tiles = plan.tiles
+    constants = [
+        Constant("BLOCK_Q", tiles.block_q, "query rows of a tile"),
+        Constant("CONSUMERS", plan.consumers, "warpgroups that share them"),
+        Constant("ROWS", ROWS, "query rows of each"),
+        Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
+        Constant("STAGES", tiles.num_stages, "tiles of keys, and of values, that shared memory holds"),
+        *_dims("DIM", "q and k", plan.padded_dim, plan.tails[0]),
+        *_dims("DIM_V", "v", plan.padded_dim_v, plan.tails[1]),
+        Constant("Q_BYTES", ROWS * plan.padded_dim * 2, "of one warpgroup's rows"),
+        Constant("K_BYTES", tiles.block_kv * plan.padded_dim * 2, "of a tile of keys"),
+        Constant("V_BYTES", tiles.block_kv * plan.padded_dim_v * 2, "of a tile of values"),
+        Constant("Q_TILES", plan.q_tiles, "tiles of query rows that shared memory holds"),
+        Constant("PARTS", 8, "in which columns of a row are looked at: a thread has two of them"),
+        Constant("TILES", 4, "tiles of queries that the loading warp may be ahead of the others"),
+        Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
+        Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
+        Constant("OPERAND", ELEMENT[spec.q_storage], "element type of q, k, v and out"),
+        LOG2E,
+    ]
+    if keys.own_lines:
+        constants += [
+            Constant(
+                "SKIP_FIRST", tiles.num_stages // 2, "tiles of keys that a warpgroup may pass over at first"
+            ),
+            Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
+        ]
+    if plan.rescue_nan:
+        constants += [
+            Constant("HEAD_DIM", spec.head_dim, "of which these exist"),
+            Constant("HEAD_DIM_V", spec.head_dim_v, "and these"),
+            Constant("FEW_KEYS", 16, "keys of a step where values are left out"),
+            Constant("FEW_DIMS", 32, "columns of its operands and result"),
+        ]
+    if spec.return_lse:
+        constants.append(LN2)
+    return tuple(constants)
+
+
+def _dims(name: str, of: str, dim: int, tail: int) -> tuple[Constant, ...]:
+    """The head dimension in its parts."""
+    if not tail:
+        return (Constant(f"PADDED_{name}", dim, f"head dimension of {of}, to a power of two"),)
+    return (
+        Constant(f"PADDED_{name}", dim - tail, f"first part of the head dimension of {of}"),
+        Constant(f"TAIL_{name}", tail, "the other part, to a power of two"),
+    )

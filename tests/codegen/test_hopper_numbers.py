@@ -1,0 +1,151 @@
+"""What generated Hopper forwards compute, and that no role waits for ever: run in `gluon_in_numpy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flexc import masks, scores
+from flexc.codegen import hopper_plan
+from flexc.codegen.design import Design
+from flexc.codegen.pipeline import lower
+from flexc.codegen.target import TARGETS
+from flexc.codegen.tiles import Tiles
+from flexc.resolve import resolve
+from tests.codegen.generate import spec_for
+from tests.gluon_in_numpy import Descriptor, run
+from tests.oracle import golden
+
+Mod = Callable[..., Any]
+DIM = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, and how its kernel differs from the one that would be planned."""
+
+    mask: Mod | None = None
+    score: Mod | None = None
+    lengths: tuple[int, int] = (300, 333)
+    heads: tuple[int, int] = (2, 2)
+    batch: int = 1
+    unseen: int | None = None
+    """From this key on, no row sees anything: keys and values are NaN."""
+    small_cap: bool = False
+    sinks: bool = False
+    tiles: Tiles | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+def _later(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx + 50 < kv_idx
+
+
+def _not_before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx <= kv_idx
+
+
+WINDOW = masks.sliding_window(128)
+CAP = scores.softcap(30.0)
+WIDE = Tiles(192, 128, 4, 4)
+CASES = {
+    "none": Case(),
+    "causal": Case(masks.causal),
+    "one_row_in_the_last_tile": Case(masks.causal, lengths=(385, 385)),
+    "two_warpgroups_without_rows": Case(masks.causal, lengths=(449, 449), batch=2),
+    "few_rows": Case(masks.causal, lengths=(10, 70)),
+    "few_keys": Case(masks.causal, lengths=(700, 200), heads=(4, 2)),
+    "window": Case(WINDOW, lengths=(700, 700)),
+    "window_of_few_keys": Case(WINDOW, lengths=(500, 150)),
+    "prefix": Case(masks.prefix_lm(100)),
+    "keys_after": Case(_later),
+    "keys_from_the_diagonal_on": Case(_not_before, lengths=(449, 449)),
+    "soft_cap": Case(masks.causal, CAP, heads=(4, 2), batch=2, small_cap=True),
+    "soft_cap_of_any_size": Case(masks.causal, CAP),
+    "sinks": Case(masks.causal, heads=(4, 2), sinks=True),
+    "sinks_alone": Case(sinks=True),
+    "unseen_values": Case(masks.causal, unseen=300),
+    "unseen_values_of_a_window": Case(WINDOW, unseen=310),
+    "unseen_values_under_a_soft_cap": Case(masks.causal, CAP, unseen=300, small_cap=True),
+    "soft_cap_in_wide_tiles": Case(masks.causal, CAP, tiles=WIDE, small_cap=True),
+    "sums_in_parts": Case(plan={"sums_in_parts": True}),
+    "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
+    "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, small_cap=True, plan={"sums_in_parts": False}),
+    "values_early": Case(masks.causal, lengths=(700, 700), plan={"values_late": False}),
+    "values_late_in_a_window": Case(WINDOW, lengths=(700, 700), plan={"values_late": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    q, k, v = _tensors(case)
+    sinks = torch.linspace(-1.0, 3.0, q.shape[1]) if case.sinks else None
+    want = golden(q, k, v, mask_mod=case.mask, score_mod=case.score, sinks=sinks)
+    if case.unseen is not None:
+        k[:, :, case.unseen :], v[:, :, case.unseen :] = torch.nan, torch.nan
+    out, lse = _run(case, q, k, v, sinks, monkeypatch)
+    want.check(out, lse)
+
+
+def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    (rows, keys), (q_heads, kv_heads) = case.lengths, case.heads
+    shapes = ((q_heads, rows), (kv_heads, keys), (kv_heads, keys))
+    return tuple(torch.randn(case.batch, heads, n, DIM).bfloat16() for heads, n in shapes)
+
+
+def _run(
+    case: Case,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    planned = hopper_plan._plan
+    monkeypatch.setattr(hopper_plan, "_plan", lambda *a: replace(planned(*a), **case.plan))
+    if case.tiles is not None:
+        monkeypatch.setattr(hopper_plan, "_candidates", lambda *a: [case.tiles])
+    sources = resolve(case.score, case.mask)[0].sources
+    spec = spec_for(
+        case.mask,
+        case.score,
+        head_dim=DIM,
+        return_lse=True,
+        small_cap=case.small_cap,
+        has_sinks=sinks is not None,
+    )
+    generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)
+    keys = generated.plan.tiles.block_kv
+    arrays = {"q": q, "k": k, "v": v, "out": torch.full_like(q, 7.0)}
+    tensors = {name: tensor.float().numpy() for name, tensor in arrays.items()}
+    lse = np.full(q.shape[:3], 7.0, np.float32)
+    counters = np.zeros(2, np.int32)
+    known: dict[str, Any] = {
+        "c": 30.0,
+        "W": 128,
+        "P": 100,
+        "lse_ptr": lse,
+        "sinks_ptr": None if sinks is None else sinks.numpy(),
+        "counter_ptr": counters,
+        "q_heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "q_len": q.shape[2],
+        "kv_len": k.shape[2],
+        "batch": q.shape[0],
+        "scale": DIM**-0.5,
+    }
+    for name, array in tensors.items():
+        known[f"{name}_ptr"] = array
+        known[f"{name}_desc"] = Descriptor(array, keys if name in "kv" else hopper_plan.ROWS, DIM)
+        known |= {f"{name}_stride_{axis}": array.strides[n] // 4 for n, axis in enumerate("bhs")}
+    arguments = {a.name: known[a.name] for a in generated.arguments}
+    run(generated.source, generated.entry, arguments, programs=2)
+    assert not counters.any()  # the next launch starts from them
+    return torch.from_numpy(tensors["out"]).bfloat16(), torch.from_numpy(lse)
