@@ -86,6 +86,8 @@ class Source(Enum):
     GRAD_V_PARTS = "grad_v_parts"
     GRAD_SINKS_PARTS = "grad_sinks_parts"
     GRAD_CAPTURE = "grad_capture"
+    PLACED_SUMS = "placed_sums"
+    """What is added up by row or distance before it goes to captured gradients; `slot` is the scatter's."""
     GRAD_OUT_STRIDE = "grad_out_stride"
     GRAD_Q_STRIDE = "grad_q_stride"
     GRAD_K_STRIDE = "grad_k_stride"
@@ -137,8 +139,11 @@ RESERVED = frozenset({
     "dq_sum_stride", "hangs_over", "finite_k", "total", "SLICES", "slice_start", "piece", "piece_dims",
     "left", "right", "q_rows", "k_rows", "v_rows", "dout_rows", "PIECE", "member", "modified", "kept",
     "survives", "weight", "seed", "seed_ptr", "dropped_below", "survivors_weight", "stream", "live",
-    "element", "inside", "turn", "turned", "lost_ptr", "sums", "distance", "q_idx_at", "kv_idx_at",
-    "add_exactly", "diagonal_sums", "batch", "programs", "these_keys", "these_rows",
+    "element", "inside", "lost_ptr", "sums", "distance", "q_idx_at", "kv_idx_at",
+    "add_exactly", "diagonal_sums", "distances", "over_tile", "DISTANCES", "SIDE", "q_idx_of", "kv_idx_of",
+    "batch", "programs", "these_keys", "these_rows", "apart", "near", "far", "places", "here", "word",
+    "tiles", "BLOCK", "add_shared", "add_shared_exactly", "attention_backward_captured",
+    *(f"sums_{n}_ptr" for n in range(64)),
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip

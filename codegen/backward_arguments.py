@@ -11,7 +11,7 @@ from flexc.codegen.arguments import (
     dropout_arguments,
     stride_arguments,
 )
-from flexc.codegen.backward_form import adds_exactly, backward_form
+from flexc.codegen.backward_form import backward_form, sum_type
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
 from flexc.ir.expr import Expr
@@ -25,6 +25,8 @@ def backward_arguments(backward: BackwardSpec, entry: Entry, names: tuple[str, .
         return _rows(backward)
     if entry is Entry.Q_SUMS:
         return _q_sums(backward, names)
+    if entry is Entry.CAPTURED:
+        return _captured(backward, names)
     return _kv(backward, entry, names) if entry.axes.by_keys else _q(backward, names)
 
 
@@ -135,14 +137,40 @@ def _block_map(backward: BackwardSpec, entry: Entry) -> tuple[Argument, ...]:
     return MAP_ARGUMENTS if backward.blocks(entry) is Blocks.MAP else ()
 
 
+def _captured(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    placed = [s for s in backward_form(backward, scatters=True).scatters if s.sum.has_places]
+    return (
+        *_gradients(backward, names, placed=True),
+        *_placed_sums(backward),
+        *capture_arguments(backward.forward, names, [root for s in placed for root in (s.at, s.inside)]),
+        Argument("q_heads", "i32", Source.Q_HEADS),
+        Argument("q_len", "i32", Source.Q_LEN),
+        Argument("kv_len", "i32", Source.KV_LEN),
+    )
+
+
 def _capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[Argument]:
-    """Where gradients of captured tensors are added up, in row-major order of their elements."""
+    """Where programs add up what goes to gradients of captured tensors."""
+    return [*_gradients(backward, names, placed=False), *_placed_sums(backward)]
+
+
+def _gradients(backward: BackwardSpec, names: tuple[str, ...], *, placed: bool) -> list[Argument]:
+    """These gradients, in row-major order of their elements."""
     form = backward_form(backward, scatters=True)
-    slots = dict.fromkeys(scatter.slot for scatter in form.scatters)
-    exact = {slot for slot in slots if adds_exactly(backward, form, slot)}
+    slots = {scatter.slot for scatter in form.scatters if scatter.sum.has_places is placed}
     return [
-        Argument(f"{names[slot]}_grad_ptr", "*i64" if slot in exact else "*fp32", Source.GRAD_CAPTURE, slot)
+        Argument(f"{names[slot]}_grad_ptr", sum_type(backward, form, slot), Source.GRAD_CAPTURE, slot)
         for slot in sorted(slots)
+    ]
+
+
+def _placed_sums(backward: BackwardSpec) -> list[Argument]:
+    """Sums by row or by distance, numbered as the scatters are."""
+    form = backward_form(backward, scatters=True)
+    return [
+        Argument(f"sums_{n}_ptr", sum_type(backward, form, s.slot), Source.PLACED_SUMS, n)
+        for n, s in enumerate(form.scatters)
+        if s.sum.has_places
     ]
 
 

@@ -33,6 +33,11 @@ class Form:
         return [graph for graph in graphs if graph is not None]
 
     @property
+    def of_scores(self) -> list[Expr]:
+        """Those of the score and its gradients: all but the mask."""
+        return [graph for graph in self.roots if graph is not self.mask]
+
+    @property
     def factor_is_global(self) -> bool:
         """Whether all heads have one factor, which a literal or a captured number is."""
         return self.factor is None or self.factor.op in (Op.CONST, Op.SCALAR)
@@ -60,6 +65,18 @@ def adds_exactly(backward: BackwardSpec, form: Form, slot: int) -> bool:
     scatters = [s for s in form.scatters if s.slot == slot]
     few = len(scatters) <= 2 and all(s.meets_once for s in scatters)
     return backward.deterministic and not few
+
+
+def sum_type(backward: BackwardSpec, form: Form, slot: int) -> str:
+    """Triton's type of what a captured tensor's gradient is added up in: see `adds_exactly`."""
+    return "*i64" if adds_exactly(backward, form, slot) else "*fp32"
+
+
+def has_places(backward: BackwardSpec) -> bool:
+    """Whether any gradient of a captured tensor is added up by row or distance first; see `Sum`."""
+    return bool(backward.slots) and any(
+        s.sum.has_places for s in backward_form(backward, scatters=True).scatters
+    )
 
 
 def _reads(root: Expr, slots: tuple[int, ...]) -> bool:

@@ -16,6 +16,7 @@ _PROGRAMS = {
     Entry.Q: "cdiv(q_len, BLOCK_Q) * q_heads * batch",
     Entry.FUSED: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",
     Entry.Q_SUMS: "cdiv(q_len, BLOCK_Q) * q_heads * batch",
+    Entry.CAPTURED: "cdiv(q_len + kv_len - 1, BLOCK) * q_heads * batch",
 }
 _TITLE = {
     Entry.ROWS: "What the backward needs of every row,",
@@ -23,13 +24,14 @@ _TITLE = {
     Entry.Q: "Gradient of queries,",
     Entry.FUSED: "Gradients of queries, keys and values,",
     Entry.Q_SUMS: "Gradient of queries from its sums,",
+    Entry.CAPTURED: "Gradients of captured tensors from sums by row or distance,",
 }
 
 
 def _programs(backward: BackwardSpec, entry: Entry) -> str:
     if backward.repairs:
         return "a few"
-    walks = entry not in (Entry.ROWS, Entry.Q_SUMS)
+    walks = entry in (Entry.KV, Entry.Q, Entry.FUSED)
     return _PROGRAMS[entry] + (" * SLICES" if walks and backward.slices > 1 else "")
 
 

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 
 from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.backward_arguments import backward_arguments
+from flexc.codegen.backward_captured import CapturedView, captured_view, first_place, where_to
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.hoisting import Element, Hoisting, as_tile
+from flexc.codegen.diagonals import diagonal_constants, diagonals
+from flexc.codegen.distance import reads_by_distance
+from flexc.codegen.hoisting import Element, Hoisting, Vector, as_tile, of_functions
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import ScatterForm, Sum
+from flexc.ir.build import input_
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
@@ -28,6 +32,7 @@ _TEMPLATE = {
     Entry.Q: "backward_q.py.jinja",
     Entry.FUSED: "backward_kv.py.jinja",
     Entry.Q_SUMS: "backward_q_sums.py.jinja",
+    Entry.CAPTURED: "backward_captured.py.jinja",
 }
 
 
@@ -40,9 +45,15 @@ class _Scatter:
     exactly: bool
     sum: str
     keeps_sum: bool
+    has_places: bool
+    first_place: str
+    """Where in memory the sums of a head begin, by row or from distance 0 on."""
+    shares: bool
+    """Whether pairs may share an element."""
     value: str
+    visible: str
+    """Which pairs of a tile it may be added up for."""
     at: str
-    at_diagonal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,9 @@ class _Backward(Preamble):
     column_lines: tuple[str, ...]
     moving_lines: tuple[str, ...]
     """What is computed a step: once a column where a program keeps its rows, else once a row."""
+    vectors: tuple[Vector, ...]
+    by_keys: bool
+    """Whether tiles have keys as their rows."""
     mods_read_rows: bool
     mods_read_columns: bool
     mask_call: str | None
@@ -98,8 +112,13 @@ class _Backward(Preamble):
     dropout: bool
     repairs: bool
     scatters: tuple[_Scatter, ...]
+    reads_live: bool
+    """Whether gradients are added up for the pairs that are `live`."""
     adds_exactly: bool
-    adds_diagonals: bool
+    adds_shared: bool
+    """Whether pairs of a tile may share an element."""
+    diagonals: str | None
+    """How a tile is added up along its diagonals, if it is: a `Diagonals`."""
 
 
 def backward_module(
@@ -108,12 +127,14 @@ def backward_module(
     """The file of one kernel of a backward."""
     names = capture_names(backward.forward.captures)
     arguments = backward_arguments(backward, entry, names)
-    view: RowsView | SumsView | _Backward
+    view: RowsView | SumsView | CapturedView | _Backward
     placement: tuple[str, ...] = ()
     if entry is Entry.ROWS:
         view = rows_view(backward, plan, arguments)
     elif entry is Entry.Q_SUMS:
         view = sums_view(backward, plan, names, arguments)
+    elif entry is Entry.CAPTURED:
+        view = captured_view(backward, plan, names, arguments)
     else:
         view = _view(backward, entry, plan, sources, names, arguments)
         placement = _placement(view)
@@ -124,7 +145,7 @@ def _placement(view: _Backward) -> tuple[str, ...]:
     levels = {"head": view.head_lines, "row": view.row_lines, "column": view.column_lines}
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     lines += [f"once a step: {line}" for line in view.moving_lines]
-    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+    return (*lines, *of_functions(view.functions, view.vectors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +159,15 @@ class _Emitted:
     grad: Element | None
     mask: Element | None
     scale: str | None
-    scatters: tuple[tuple[ScatterForm, Element, Element], ...]
-    """Each with its value, and where that goes."""
+    scatters: tuple[tuple[ScatterForm, Element, Element | None], ...]
+    """Each with its value, and where that goes; None if that is decided in the end."""
 
     @property
     def elements(self) -> list[Element]:
-        places = [element for _, value, at in self.scatters for element in (value, at)]
-        return [e for e in (self.score, self.grad, self.mask) if e is not None] + places
+        found = [self.score, self.grad, self.mask]
+        for _, *functions in self.scatters:
+            found += functions
+        return [e for e in found if e is not None]
 
 
 def _emit(
@@ -153,7 +176,8 @@ def _emit(
     spec, ranges = backward.forward, backward.ranges(entry)
     columns_stay = entry.axes.by_keys
     roots = [] if ranges is None else range_roots(ranges, entry.axes)
-    hoisting = Hoisting(spec, names, form.roots, taken, roots, columns_stay=columns_stay)
+    once = reads_by_distance(*form.of_scores)
+    hoisting = Hoisting(spec, names, form.roots, taken, roots, columns_stay=columns_stay, by_distance=once)
     bounds = None if ranges is None else tile_bounds(ranges, hoisting, entry.axes)
     moves = hoisting.row_lines if columns_stay else hoisting.column_lines
     moving = tuple(line for root in form.roots for line in moves(root))
@@ -169,11 +193,10 @@ def _emit(
     return _Emitted(hoisting, bounds, moving, score, grad, mask, scale, scatters)
 
 
-def _emit_scatter(hoisting: Hoisting, scatter: ScatterForm) -> tuple[ScatterForm, Element, Element]:
+def _emit_scatter(hoisting: Hoisting, scatter: ScatterForm) -> tuple[ScatterForm, Element, Element | None]:
     name = hoisting.names[scatter.slot]
     value = hoisting.element(hoisting.fresh(f"{name}_grad"), scatter.value, scatter.value)
-    doc = f"Where the gradient of {name} goes, and whether it is there."
-    return scatter, value, hoisting.anywhere(hoisting.fresh(f"{name}_at"), [scatter.at, scatter.inside], doc)
+    return scatter, value, None if scatter.sum.has_places else where_to(hoisting, scatter)
 
 
 def _view(
@@ -195,14 +218,18 @@ def _view(
     reads_score = any(Input.SCORE in inputs_of(g) for g in gradients)
     score_call = _score_call(form, emitted, entry, scaled=reads_score)
     mentions = "score_scale" in (score_call or "") or reads_score or form.factor is not None
+    by = diagonals(form.scatters, spec.q_storage, plan.target, plan.tiles)
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     return _Backward(
         header=header(backward, entry, plan, sources),
-        constants=_constants(backward, plan),
+        constants=(
+            *_constants(backward, plan),
+            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=by),
+        ),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=tuple(e.function for e in elements),
+        functions=(*(v.function for v in hoisting.vectors), *(e.function for e in elements)),
         entry=entry.value,
         sliced=backward.slices > 1,
         fused=entry is Entry.FUSED,
@@ -213,9 +240,11 @@ def _view(
         row_lines=hoisting.row,
         column_lines=hoisting.column,
         moving_lines=emitted.moving,
+        vectors=hoisting.vectors,
+        by_keys=entry.axes.by_keys,
         mods_read_rows=Input.Q_IDX in inputs or (reads_kept and not entry.axes.by_keys),
         mods_read_columns=Input.KV_IDX in inputs
-        or any(Input.KV_IDX in inputs_of(r) for r in form.roots)
+        or Input.KV_IDX in hoisting.reads(*form.roots)
         or (reads_kept and entry.axes.by_keys),
         mask_call=None if emitted.mask is None else emitted.mask.call(),
         score_call=score_call,
@@ -242,8 +271,10 @@ def _view(
         dropout=spec.dropout,
         repairs=backward.repairs,
         scatters=_scatters(backward, form, emitted, names),
+        reads_live=any(_visible(backward, s) == "live" or s.sum is Sum.NOTHING for s in form.scatters),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
-        adds_diagonals=any(s.sum is Sum.DIAGONAL for s in form.scatters),
+        adds_shared=any(s.sum is Sum.NOTHING and not s.meets_once for s in form.scatters),
+        diagonals=None if by is None else by.value,
     )
 
 
@@ -281,16 +312,25 @@ def _scatters(
     return tuple(
         _Scatter(
             name=emitted.hoisting.fresh(f"{names[scatter.slot]}_sum"),
-            pointer=f"{names[scatter.slot]}_grad_ptr",
+            pointer=f"sums_{n}_ptr" if at is None else f"{names[scatter.slot]}_grad_ptr",
             exactly=adds_exactly(backward, form, scatter.slot),
             sum=scatter.sum.value,
             keeps_sum=scatter.sum in (Sum.HEAD, Sum.COLUMN),
+            has_places=at is None,
+            first_place=first_place(scatter),
+            shares=not scatter.meets_once,
             value=value.call(),
-            at=at.call(),
-            at_diagonal=at.call(q_idx="q_idx_at", kv_idx="kv_idx_at"),
+            visible=_visible(backward, scatter),
+            at="" if at is None else at.call(),
         )
-        for scatter, value, at in emitted.scatters
+        for n, (scatter, value, at) in enumerate(emitted.scatters)
     )
+
+
+def _visible(backward: BackwardSpec, scatter: ScatterForm) -> str:
+    """`live`, or less where no mask hides any pair and the score's own gradient is added up."""
+    own = scatter.value is input_(Input.GRAD) and backward.forward.mask is None
+    return "in_columns[:, None]" if own and backward.slices == 1 else "live"
 
 
 def _score_call(form: Form, emitted: _Emitted, entry: Entry, *, scaled: bool) -> str | None:

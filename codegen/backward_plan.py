@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flexc.codegen.arguments import capture_names
 from flexc.codegen.backward_module import backward_module
 from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
-from flexc.codegen.backward_tiles import backward_tiles, row_tiles
+from flexc.codegen.backward_tiles import PLACES, backward_tiles, row_tiles
 from flexc.codegen.blocks import why_blocks
 from flexc.codegen.hopper_backward import hopper_backward_module
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan, unfit
@@ -51,12 +51,16 @@ def make_backward_plan(
         if name in options
     }
     precision, why_precision = choose_precision(spec, target, options.get("precision"))
-    is_sliced = backward.slices > 1 and entry not in (Entry.ROWS, Entry.Q_SUMS)
+    is_small = entry in (Entry.ROWS, Entry.Q_SUMS, Entry.CAPTURED)
+    is_sliced = backward.slices > 1 and not is_small
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
-    if entry in (Entry.ROWS, Entry.Q_SUMS):
+    rescue = False
+    if entry is Entry.CAPTURED:
+        tiles = Tiles(PLACES, 16, 4, 1)
+        reasons = [("block_q", "rows or distances of a program")]
+    elif is_small:
         tiles = row_tiles(backward)  # both read one row of a head dimension
         reasons = [("block_q", "about 8192 elements a program")]
-        rescue = False
     else:
         tiles, why_tiles = backward_tiles(backward, entry, target, wanted, skip)
         rescue = spec.mask is not None

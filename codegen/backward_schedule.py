@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flexc.codegen.backward_form import has_places
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.target import MatrixUnit, Target
 from flexc.ir.types import Storage
@@ -45,13 +46,17 @@ def schedule(
     else:
         fused, why = _fused(backward, target, options.get(FUSED_OPTION))
         if fused:
-            return Schedule((Entry.ROWS, Entry.FUSED, Entry.Q_SUMS), why)
+            return Schedule((Entry.ROWS, Entry.FUSED, Entry.Q_SUMS, *_captured(backward)), why)
     found = [Entry.ROWS]
     if wants_q or finds_delta:
         found.append(Entry.Q)
     if wants_kv:
-        found.append(Entry.KV)
+        found += (Entry.KV, *_captured(backward))
     return Schedule(tuple(found), why)
+
+
+def _captured(backward: BackwardSpec) -> tuple[Entry, ...]:
+    return (Entry.CAPTURED,) if has_places(backward) else ()
 
 
 def _fused(backward: BackwardSpec, target: Target, wanted: object) -> tuple[bool, str]:

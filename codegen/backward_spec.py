@@ -36,6 +36,8 @@ class Entry(Enum):
     """Both in one: that of q as sums in fp32, which programs add to in any order."""
     Q_SUMS = "attention_backward_q_sums"
     """The gradient of q from these sums."""
+    CAPTURED = "attention_backward_captured"
+    """Gradients of captured tensors, from what the kernel before added up by row or distance."""
     HOPPER = "attention_backward"
     """As the fused one, made for Hopper."""
     FINISH = "attention_backward_finish"

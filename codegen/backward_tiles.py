@@ -77,6 +77,8 @@ _SLICED = {
     True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
     False: (Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1)),
 }
+PLACES = 256
+"""Rows or distances whose sums one program adds to gradients of captured tensors."""
 _SIDES = tuple((wide, short) for wide, short in product((128, 64, 32, 16), (64, 32, 16)) if wide >= short)
 
 
@@ -148,6 +150,8 @@ def _candidates(
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[entry, target.matrix_unit].get(max(widest, 64), ()) if half else ()
     unmasked = _PREFERRED_UNMASKED.get((entry, target.matrix_unit), {}).get(max(widest, 64))
+    if entry is Entry.Q and backward.finds_delta:
+        unmasked = None  # takes registers: one block of 8 warps is on a processor, not two; 2.0 for 1.6 ms
     if half and unmasked is not None and backward.blocks(entry) is Blocks.ALL:
         preferred = (unmasked, *preferred)
     if is_timed_single(backward, target):

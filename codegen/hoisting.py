@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flexc.codegen.arguments import RESERVED
+from flexc.codegen.distance import inputs_beside
 from flexc.codegen.emit import LINE_LENGTH, Scope, emit, hoisted_name
 from flexc.codegen.kernel_form import (
     decisive,
@@ -17,7 +18,7 @@ from flexc.codegen.kernel_form import (
     split_index_casts,
 )
 from flexc.ir.build import input_
-from flexc.ir.expr import Expr, inputs_of
+from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input
 from flexc.ir.place import Hoists, Placement, hoists, place
 from flexc.ir.printer import to_formula
@@ -50,6 +51,21 @@ class Element:
         return f"{self.function.name}({', '.join(replaced.get(a, a) for a in self.arguments)})"
 
 
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """What is computed once a distance: the name of its tile, a function of indices, and a call of that."""
+
+    name: str
+    function: Function
+    call: str
+
+
+def of_functions(functions: Sequence[Function], vectors: Sequence[Vector]) -> list[str]:
+    """Where each function of a file is called, one line each, for `explain`."""
+    once = {vector.function for vector in vectors}
+    return [f"{'once a distance' if f in once else 'per element'}: {f.name} = {f.doc}" for f in functions]
+
+
 def as_tile(score: Expr, call: str, shape: str = "BLOCK_Q, BLOCK_KV") -> str:
     """A score that does not read both row and column, or the score itself, is spread over the tile."""
     if place(score)[score] is Placement.ELEMENT:
@@ -75,7 +91,8 @@ def mask_form(spec: AttentionSpec) -> Expr | None:
 class Hoisting:
     """Names and statements of what is computed once a head, a row or a column.
 
-    A program keeps its rows and walks the columns; with `columns_stay` it is the other way round.
+    A program keeps its rows and walks the columns; with `columns_stay` it is the other way round. What
+    `by_distance` says is computed once a distance of a tile, as vectors that are then spread over the tile.
     """
 
     def __init__(
@@ -87,8 +104,12 @@ class Hoisting:
         bounds: Sequence[Expr] = (),
         *,
         columns_stay: bool = False,
+        by_distance: Sequence[Expr] = (),
     ) -> None:
-        """Of `bounds`, what depends on the head only is computed once a head too; see `codegen.bounds`."""
+        """Of `bounds`, what depends on the head only is computed once a head too; see `codegen.bounds`.
+
+        `by_distance` are parts of `roots`: see `codegen.distance`.
+        """
         self.spec = spec
         self.names = names
         self.taken = taken | RESERVED | set(names)
@@ -96,11 +117,28 @@ class Hoisting:
         self.exact = decisive(*roots, *bounds)
         self.helpers: set[str] = set()
         self.inputs: set[Input] = set()
-        found = hoists(*roots)
+        self._by_distance = frozenset(by_distance)
+        found = self._hoists(*roots)
         self.head = self._lines(hoists(*roots, *bounds).head, "head_value")
         self._of_head = dict(self.bound)
+        self.vectors = tuple(self._vector(node) for node in by_distance)
         self.row = () if columns_stay else self._lines(found.row, "row_value")
         self.column = self._lines(found.column, "column_value") if columns_stay else ()
+
+    def _hoists(self, *roots: Expr) -> Hoists:
+        return hoists(*roots, leaves=self._by_distance)
+
+    def _vector(self, node: Expr) -> Vector:
+        """`node` as a function of vectors of indices; from now on its name stands for it, as a tile."""
+        name = hoisted_name(node, self.names, self.taken, "by_distance")
+        at = self.anywhere(self.fresh(f"{name}_of"), [node], _formula(node, self.names))
+        self.helpers |= at.helpers
+        self.bound[node] = name
+        return Vector(name, at.function, at.call(q_idx="q_idx_of", kv_idx="kv_idx_of"))
+
+    def reads(self, *roots: Expr) -> frozenset[Input]:
+        """The inputs that `roots` read for each pair, row or column."""
+        return frozenset[Input]().union(*(inputs_beside(root, self._by_distance) for root in roots))
 
     def _lines(self, nodes: Iterable[Expr], stem: str) -> tuple[str, ...]:
         nodes = [node for node in nodes if node not in self.bound]
@@ -116,11 +154,11 @@ class Hoisting:
 
     def column_lines(self, root: Expr | None) -> tuple[str, ...]:
         """The statements of the kv loop for `root`, less what an earlier root had computed."""
-        return () if root is None else self._lines(hoists(root).column, "column_value")
+        return () if root is None else self._lines(self._hoists(root).column, "column_value")
 
     def row_lines(self, root: Expr | None) -> tuple[str, ...]:
         """The statements of the loop over rows for `root`, where columns stay."""
-        return () if root is None else self._lines(hoists(root).row, "row_value")
+        return () if root is None else self._lines(self._hoists(root).row, "row_value")
 
     def scale(self, factor: Expr) -> str:
         """The softmax scale times `factor`."""
@@ -159,9 +197,10 @@ class Hoisting:
 
     def element(self, name: str, root: Expr, meaning: Expr) -> Element:
         """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""
-        found: Hoists = hoists(root)
+        found = self._hoists(root)
         block = emit(self._scope(set(self.taken)), [root], [None])
-        hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column)]
+        vectors = [node for node in topological(root, leaves=self._by_distance) if node in self._by_distance]
+        hoisted = [self.bound[n] for n in (*found.head, *found.row, *found.column, *vectors)]
         text = "\n".join([*block.statements, *block.results])
         parameters = [i.value for i in Input if i in block.inputs]
         parameters += [h for h in dict.fromkeys(hoisted) if _mentions(text, h)]
@@ -173,7 +212,7 @@ class Hoisting:
             statements=tuple(block.statements),
             result=block.results[0],
         )
-        reads = frozenset(block.inputs) | (inputs_of(root) & {Input.KV_IDX})
+        reads = frozenset(block.inputs) | (self.reads(root) & {Input.KV_IDX})
         return Element(function, tuple(parameters), frozenset(block.helpers), reads)
 
 

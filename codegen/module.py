@@ -9,11 +9,13 @@ from flexc._version import __version__
 from flexc.codegen.arguments import Argument, capture_names, forward_arguments
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.hoisting import Hoisting, as_tile, mask_form, score_form
+from flexc.codegen.diagonals import diagonal_constants
+from flexc.codegen.distance import reads_by_distance
+from flexc.codegen.hoisting import Hoisting, Vector, as_tile, mask_form, of_functions, score_form
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
 from flexc.codegen.render import render
-from flexc.ir.expr import inputs_of
+from flexc.ir.expr import Expr
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
 from flexc.ir.spec import AttentionSpec, Blocks
@@ -38,6 +40,9 @@ class _Forward(Preamble):
     """Everything that the forward template reads. Strings are pieces of Python, booleans are features."""
 
     arguments: tuple[str, ...]
+    vectors: tuple[Vector, ...]
+    by_keys: bool
+    """Whether tiles have keys as their rows."""
     head_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
     score_column_lines: tuple[str, ...]
@@ -97,7 +102,7 @@ def _placement(view: _Forward) -> tuple[str, ...]:
         "column": (*view.score_column_lines, *view.mask_column_lines),
     }
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
-    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+    return (*lines, *of_functions(view.functions, view.vectors))
 
 
 def _view(
@@ -112,7 +117,9 @@ def _view(
     roots = [r for r in (score, factor, allowed) if r is not None]
     ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
-    hoisting = Hoisting(spec, names, roots, {a.name for a in arguments}, bound_roots)
+    hoisting = Hoisting(
+        spec, names, roots, {a.name for a in arguments}, bound_roots, by_distance=_by_distance(plan, score)
+    )
     bounds = None if ranges is None else tile_bounds(ranges, hoisting)
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)
@@ -130,11 +137,16 @@ def _view(
     first_rows = bounds is not None and bounds.first_rows_heaviest
     return _Forward(
         header=header(spec, plan, sources, _launch(plan)),
-        constants=_constants(spec, plan),
+        constants=(
+            *_constants(spec, plan),
+            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=None),
+        ),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=tuple(e.function for e in elements),
+        functions=(*(v.function for v in hoisting.vectors), *(e.function for e in elements)),
         arguments=tuple(a.name for a in arguments),
+        vectors=hoisting.vectors,
+        by_keys=False,
         head_lines=hoisting.head,
         row_lines=hoisting.row,
         score_column_lines=score_lines,
@@ -142,7 +154,7 @@ def _view(
         rows=rows,
         packed=packed,
         mods_read_rows=Input.Q_IDX in inputs or (bounds is not None and bounds.reads_rows),
-        mods_read_columns=any(Input.KV_IDX in inputs_of(r) for r in roots),
+        mods_read_columns=Input.KV_IDX in hoisting.reads(*roots),
         mask_call=None if mask is None else mask.call(),
         score_call=None
         if scored is None or score is None
@@ -166,6 +178,11 @@ def _view(
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
     )
+
+
+def _by_distance(plan: KernelPlan, score: Expr | None) -> tuple[Expr, ...]:
+    """Parts of the score to compute once a distance: not where the rows of a tile are of several heads."""
+    return () if score is None or plan.packed_heads > 1 else reads_by_distance(score)
 
 
 def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from flexc.codegen.distance import is_of_distance
 from flexc.codegen.signs import nonnegative
 from flexc.ir.adjoint import Scatter
-from flexc.ir.affine import affine_forms
 from flexc.ir.build import TRUE, binary, cast, compare, const, input_, logic, size, where
-from flexc.ir.expr import Expr, inputs_of, topological
+from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.simplify import simplify
@@ -24,10 +24,19 @@ class Sum(Enum):
     COLUMN = "column"
     """The rows of a column."""
     ROW = "row"
-    """The columns of a row."""
+    """The columns of a row, which go to a sum of that row in memory."""
     DIAGONAL = "diagonal"
-    """The pairs at one distance: the element depends on `q_idx - kv_idx` only."""
+    """The pairs at one distance, where the element depends on `q_idx - kv_idx` only: as of a row."""
     NOTHING = "nothing"
+    """Pairs of a tile that are found to share an element, if these are many."""
+
+    @property
+    def has_places(self) -> bool:
+        """Whether memory has a sum for each row or distance of a head, that goes to its element in the end.
+
+        Few elements may belong to many rows or distances: programs that add to the same few wait in line.
+        """
+        return self in (Sum.ROW, Sum.DIAGONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class ScatterForm:
     sum: Sum
     meets_once: bool
     """No two pairs share an element."""
+    by_batch: bool
+    """Whether the element depends on the batch."""
 
 
 def scatter_form(scatter: Scatter) -> ScatterForm:
@@ -65,6 +76,7 @@ def scatter_form(scatter: Scatter) -> ScatterForm:
         inside=simplify(inside) if scatter.indices else compare(Op.LE, const(0), input_(Input.H)),
         sum=_sum(scatter),
         meets_once={Input.B, Input.H, Input.Q_IDX, Input.KV_IDX} <= plain,
+        by_batch=Input.B in scatter.axes,
     )
 
 
@@ -73,26 +85,5 @@ def _sum(scatter: Scatter) -> Sum:
     for placement in place(*scatter.indices).values():
         level = level.join(placement)
     if level is Placement.ELEMENT:
-        return Sum.DIAGONAL if all(_is_of_distance(index) for index in scatter.indices) else Sum.NOTHING
+        return Sum.DIAGONAL if all(is_of_distance(index) for index in scatter.indices) else Sum.NOTHING
     return {Placement.HEAD: Sum.HEAD, Placement.ROW: Sum.ROW, Placement.COLUMN: Sum.COLUMN}[level]
-
-
-def _is_of_distance(index: Expr) -> bool:
-    """Whether `index` is the same for all pairs of a head at one `q_idx - kv_idx`."""
-    forms = affine_forms(index)
-    q, kv = input_(Input.Q_IDX), input_(Input.KV_IDX)
-    of_distance: dict[Expr, bool] = {}
-    for node in topological(index):
-        reads = inputs_of(node)
-        if Input.SCORE in reads or Input.GRAD in reads:
-            return False
-        if not reads & {Input.Q_IDX, Input.KV_IDX}:
-            of_distance[node] = True
-            continue
-        same = bool(node.args) and all(of_distance[arg] for arg in node.args)
-        if not same and node in forms:
-            factors = dict(forms[node].terms)
-            cancels = factors.pop(q, 0) == -factors.pop(kv, 0)
-            same = cancels and all(of_distance.get(atom, False) for atom in factors)
-        of_distance[node] = same
-    return of_distance[index]

@@ -12,7 +12,7 @@ from flexc.backward_runner import runner_on
 from flexc.backward_script import Recorded, Runnable, Script, Tensors
 from flexc.call import AttentionCall, Gradients
 from flexc.callspec import is_aligned, spec_of
-from flexc.captured_gradient import from_sums
+from flexc.captured_sums import CapturedSums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, Entry, backward_spec
@@ -93,7 +93,6 @@ class _Backward:
         q, k, v, out, lse, grad_out = (x.detach() for x in (call.q, call.k, call.v, out, lse, grad_out))
         self.wanted = wanted
         self.slots = tuple(sorted(name for name in wanted if isinstance(name, int)))
-        self.sums: dict[int, torch.Tensor] = {}
         self.call = call
         self.runner = runner_on(q.device)
         sinks = None if call.sinks is None else call.sinks.detach().float().contiguous()
@@ -103,6 +102,7 @@ class _Backward:
         # A script knows tensors by identity: one that comes twice must be two.
         grad_lse = None if grad_lse is None else grad_lse.detach()
         script = self.script = Script((q, k, v, out, lse, grad_out, grad_lse, sinks, seed, *captured))
+        self.captured_sums = CapturedSums(call, script)
         padded = -(-q.shape[2] // ROWS_PADDED_TO) * ROWS_PADDED_TO
         rows = (*q.shape[:2], padded)
         self._sinks_last = sinks is not None and "sinks" in wanted and bool(self.slots)
@@ -173,7 +173,8 @@ class _Backward:
             v=self.tensors[Source.GRAD_V] if "v" in wanted else None,
             sinks=sinks,
             values=tuple(
-                self._capture(slot) if slot in self.slots else None for slot in range(len(self.values))
+                self.captured_sums.gradient(slot) if slot in self.slots else None
+                for slot in range(len(self.values))
             ),
         )
 
@@ -189,17 +190,6 @@ class _Backward:
             return False
         grad_out = self.tensors[Source.GRAD_OUT]
         return takes_hopper_backward(self.call, self.spec, grad_out, self.runner.target.name, backend)
-
-    def _capture(self, slot: int) -> torch.Tensor:
-        """The gradient of a captured tensor, from what the kernel added up."""
-        value = self.call.values[slot]
-        assert isinstance(value, torch.Tensor)
-        sums = self.sums.get(slot)
-        shape, dtype, device = value.shape, value.dtype, value.device
-        if sums is None:  # nothing reaches it
-            return self.script.make(lambda _: torch.zeros(shape, dtype=dtype, device=device))
-
-        return self.script.then(from_sums(shape, dtype, device), sums)
 
     def rows(self, entry: Entry, kernel: Runnable) -> None:
         """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks.
@@ -256,16 +246,7 @@ class _Backward:
         numbers: dict[Source, int | float] = {
             Source.HEADS_PER_PROGRAM: int(self.numbers[Source.GROUP]) // parts
         }
-        for argument in kernel.arguments:
-            if argument.source is Source.GRAD_CAPTURE:
-                value = self.values[argument.slot]
-                assert isinstance(value, torch.Tensor)
-                exact = argument.type == "*i64"
-                self.sums[argument.slot] = self._made(
-                    (value.numel(), 4) if exact else tuple(value.shape),
-                    torch.int64 if exact else torch.float32,
-                    torch.zeros,
-                )
+        self.captured_sums.make_for(kernel, self.spec, self.values)
         self._walk(entry, kernel, tensors, numbers)
         programs = tiles * kv_heads * batch * parts * self.spec.slices
         self._launch(kernel, programs, tensors, numbers)
@@ -273,14 +254,16 @@ class _Backward:
             for whole, piece in ((Source.GRAD_K, Source.GRAD_K_PARTS), (Source.GRAD_V, Source.GRAD_V_PARTS)):
                 self.script.then(_sum_parts, self.tensors[whole], tensors[piece])
 
-    def _made(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype = torch.float32,
-        make: Callable[..., torch.Tensor] = torch.empty,
-    ) -> torch.Tensor:
+    def captured(self, entry: Entry, kernel: Runnable) -> None:
+        """What was added up by row or distance goes to the gradients of captured tensors."""
+        sums = self.captured_sums
+        sums.make_for(kernel, self.spec, self.values)
+        tiles = -(-sums.distances // kernel.block_q)
+        self._launch(kernel, tiles * self.call.q.shape[1] * sums.batches, {}, {})
+
+    def _made(self, shape: tuple[int, ...]) -> torch.Tensor:
         device = self.call.q.device
-        return self.script.make(lambda _: make(shape, dtype=dtype, device=device))
+        return self.script.make(lambda _: torch.empty(shape, dtype=torch.float32, device=device))
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What only kernels use."""
@@ -330,8 +313,9 @@ class _Backward:
         if self.spec.repairs:
             programs = min(programs, 2 * kernel.processors)  # they share the tiles; mostly there are none
         if programs:
+            sums = self.captured_sums
             operands = Operands(
-                {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, self.sums
+                {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, sums.sums, sums.places
             )
             self.script.launch(kernel, programs, operands)
 
@@ -342,6 +326,7 @@ _STAGES: dict[Entry, Callable[[_Backward, Entry, Runnable], None]] = {
     Entry.Q: _Backward.queries,
     Entry.FUSED: _Backward.fused,
     Entry.Q_SUMS: _Backward.queries,
+    Entry.CAPTURED: _Backward.captured,
     Entry.HOPPER: _Backward.on_hopper,
     Entry.FINISH: _Backward.finish,
 }

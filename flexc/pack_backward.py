@@ -39,6 +39,8 @@ class Operands:
     values: Sequence[Value]
     sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """Where gradients of captures are added up, by slot."""
+    places: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """Where what goes to them is added up by row or distance, by the number of the scatter."""
 
     def pack(
         self,
@@ -52,6 +54,8 @@ class Operands:
         source = argument.source
         if source is Source.GRAD_CAPTURE:
             return address(self.sums[argument.slot])
+        if source is Source.PLACED_SUMS:
+            return address(self.places[argument.slot])
         if source in CAPTURED:
             return captured(argument, self.values[argument.slot], address)
         if source in self.tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from threading import RLock
 from typing import TypeVar
@@ -58,8 +58,11 @@ class Expr:
         return f"Expr({to_text(self)})"
 
 
-def topological(*roots: Expr) -> list[Expr]:
-    """Every node under `roots` once, operands before the nodes that use them, in a stable order."""
+def topological(*roots: Expr, leaves: Collection[Expr] = ()) -> list[Expr]:
+    """Every node under `roots` once, operands before the nodes that use them, in a stable order.
+
+    What is under `leaves` only is left out.
+    """
     order: list[Expr] = []
     done: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
@@ -72,7 +75,8 @@ def topological(*roots: Expr) -> list[Expr]:
             order.append(node)
             continue
         stack.append((node, True))
-        stack.extend((arg, False) for arg in reversed(node.args) if arg not in done)
+        if node not in leaves:
+            stack.extend((arg, False) for arg in reversed(node.args) if arg not in done)
     return order
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -74,19 +75,21 @@ def place(*roots: Expr) -> dict[Expr, Placement]:
     return fold(roots, visit)
 
 
-def hoists(*roots: Expr) -> Hoists:
+def hoists(*roots: Expr, leaves: Collection[Expr] = ()) -> Hoists:
     """The largest subexpressions of each level that a higher level reads; a root counts as read by all.
 
     Left out as not worth a name: literals, inputs, captured numbers, sizes, and conversions of those that
-    hold for the whole kernel. What belongs to the kernel is counted with the head.
+    hold for the whole kernel. What belongs to the kernel is counted with the head. `leaves` are computed
+    elsewhere, and what they alone read is no part of this.
 
     Example: of `score + slopes[h] * float(q_idx - kv_idx)`, head is `slopes[h]`.
     """
     levels = {node: level.join(Placement.HEAD) for node, level in place(*roots).items()}
     read_above = set(roots)
-    for node in topological(*roots):
+    order = [node for node in topological(*roots, leaves=leaves) if node not in leaves]
+    for node in order:
         read_above.update(arg for arg in node.args if levels[arg] < levels[node])
-    chosen = [node for node in topological(*roots) if node in read_above and not _is_trivial(node)]
+    chosen = [node for node in order if node in read_above and not _is_trivial(node)]
     return Hoists(
         head=tuple(node for node in chosen if levels[node] is Placement.HEAD),
         row=tuple(node for node in chosen if levels[node] is Placement.ROW),

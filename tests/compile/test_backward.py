@@ -6,6 +6,7 @@ one of four forms in turn; in all of them with `--whole-corpus`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -67,6 +68,17 @@ def test_compiles(name: str, target: str, head_dim: int, fused: bool) -> None:
     for entry in multiply:
         assert MATRIX_INSTRUCTION[target] in kernel.ptx[entry]
         assert kernel.resources[entry].spills <= MOST_SPILLS, kernel.explain()
+
+
+def test_a_bias_by_distance_is_read_once_a_distance_not_once_a_pair() -> None:
+    def reads(score: Any) -> dict[str, int]:
+        kernel = flexc.compile(score_mod=score, head_dim=64, target="sm90", backward=True, backend="triton")
+        names = (*APART, "attention_forward")
+        return {name: len(re.findall(r"ld\.global|cp\.async\.c[ag]", kernel.ptx[name])) for name in names}
+
+    without, biased = reads(None), reads(scores.relative_bias(BIAS))
+    for name, count in without.items():  # a thread has 32 pairs of a tile, and at most two of its distances
+        assert biased[name] - count < 16, name
 
 
 def test_single_precision_is_no_empty_kernel_where_split_operands_are() -> None:

@@ -84,16 +84,42 @@ PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
 PRECISION = tl.constexpr("ieee")  # of fp32 matrix products
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of delta and shift are padded to
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
+DISTANCES = tl.constexpr(256)  # of a tile, to a power of two
 
 
 @triton.jit
-def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
-    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+def table_h_of(h, q_idx, kv_idx, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
+    """table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
     table_at = table_ptr + h * table_stride_0
     table_inside = h < table_size_0
     table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
     table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
-    return score + tl.load(table_at_2, mask=table_inside_2, other=0)
+    return tl.load(table_at_2, mask=table_inside_2, other=0)
+
+
+@triton.jit
+def score_mod(score, table_h):
+    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+    return score + table_h
+
+
+@triton.jit
+def distances(q_start, kv_start, q_len, kv_len):
+    """The distances q_idx - kv_idx of a tile from the least on, kept within those that pairs have."""
+    distance = q_start - kv_start - (BLOCK_KV - 1) + tl.arange(0, DISTANCES)
+    return tl.maximum(tl.minimum(distance, q_len - 1), 1 - kv_len)
+
+
+@triton.jit
+def over_tile(vector):
+    """A value for every distance of a tile, as the tile that has it on its diagonals.
+
+    The index is a sum of parts that differ by thread and parts that do not, so that few addresses are kept.
+    """
+    near = tl.arange(0, 8)[None, :, None, None] - tl.arange(0, 8)[None, None, None, :]
+    far = tl.arange(0, BLOCK_Q // 8)[:, None, None, None] - tl.arange(0, BLOCK_KV // 8)[None, None, :, None]
+    index = tl.reshape(8 * far + near + (BLOCK_KV - 1), [BLOCK_Q * BLOCK_KV])
+    return tl.reshape(tl.gather(vector, index, 0), [BLOCK_Q, BLOCK_KV])
 
 
 @triton.jit
@@ -159,8 +185,6 @@ def attention_backward_q(
     dout = tl.load(dout_tile, mask=in_rows[:, None], other=0.0)
     delta = tl.load(delta_ptr + row_at)
     shift = tl.load(shift_ptr + row_at)
-    # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
-    q_idx = tl.minimum(rows, q_len - 1)[:, None]
     score_scale = scale
     to_log2 = LOG2E
     dq = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
@@ -170,19 +194,16 @@ def attention_backward_q(
         k = tl.load(k_tile + kv_start * k_stride_s)
         v = tl.load(v_tile + kv_start * v_stride_s)
         score = tl.dot(q, k, input_precision=PRECISION)
-        kv_idx = (kv_start + columns)[None, :]
-        score = score_mod(
-            h,
-            q_idx,
-            kv_idx,
-            score * score_scale,
-            last,
-            middle,
-            table_ptr,
-            table_size_0,
-            table_size_1,
-            table_stride_0,
+        # What depends on the distance only, for a query and a key that are so far apart.
+        distance = distances(q_start, kv_start, q_len, kv_len)
+        q_idx_of = tl.maximum(distance, 0)
+        kv_idx_of = tl.maximum(-distance, 0)
+        table_h = table_h_of(
+            h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
         )
+        table_h = over_tile(table_h)
+
+        score = score_mod(score * score_scale, table_h)
         p = tl.exp2(score * to_log2 - shift[:, None])
         dp = tl.dot(dout, v, input_precision=PRECISION)
         total += tl.sum(p * dp, 1)
@@ -195,19 +216,16 @@ def attention_backward_q(
         k = tl.load(k_tile + kv_start * k_stride_s, mask=in_columns[None, :], other=0.0)
         v = tl.load(v_tile + kv_start * v_stride_s, mask=in_columns[None, :], other=0.0)
         score = tl.dot(q, k, input_precision=PRECISION)
-        kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-        score = score_mod(
-            h,
-            q_idx,
-            kv_idx,
-            score * score_scale,
-            last,
-            middle,
-            table_ptr,
-            table_size_0,
-            table_size_1,
-            table_stride_0,
+        # What depends on the distance only, for a query and a key that are so far apart.
+        distance = distances(q_start, kv_start, q_len, kv_len)
+        q_idx_of = tl.maximum(distance, 0)
+        kv_idx_of = tl.maximum(-distance, 0)
+        table_h = table_h_of(
+            h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
         )
+        table_h = over_tile(table_h)
+
+        score = score_mod(score * score_scale, table_h)
         score = tl.where(in_columns[None, :], score, float("-inf"))
         p = tl.exp2(score * to_log2 - shift[:, None])
         dp = tl.dot(dout, v, input_precision=PRECISION)
@@ -246,16 +264,23 @@ PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
 PRECISION = tl.constexpr("ieee")  # of fp32 matrix products
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of delta and shift are padded to
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
+DISTANCES = tl.constexpr(256)  # of a tile, to a power of two
 
 
 @triton.jit
-def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
-    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+def table_h_of(h, q_idx, kv_idx, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
+    """table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
     table_at = table_ptr + h * table_stride_0
     table_inside = h < table_size_0
     table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
     table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
-    return score + tl.load(table_at_2, mask=table_inside_2, other=0)
+    return tl.load(table_at_2, mask=table_inside_2, other=0)
+
+
+@triton.jit
+def score_mod(score, table_h):
+    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+    return score + table_h
 
 
 @triton.jit
@@ -265,24 +290,44 @@ def table_grad(grad):
 
 
 @triton.jit
-def table_at(h, q_idx, kv_idx, last, middle, table_size_0, table_size_1):
-    """Where the gradient of table goes, and whether it is there."""
-    index = tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
-    return h.to(tl.int64) * table_size_1.to(tl.int64) + index.to(tl.int64), (h < table_size_0) & (
-        index < table_size_1
-    )
+def distances(q_start, kv_start, q_len, kv_len):
+    """The distances q_idx - kv_idx of a tile from the least on, kept within those that pairs have."""
+    distance = q_start - kv_start - (BLOCK_KV - 1) + tl.arange(0, DISTANCES)
+    return tl.maximum(tl.minimum(distance, q_len - 1), 1 - kv_len)
 
 
 @triton.jit
-def diagonal_sums(tile, turn: tl.constexpr):
-    """Sums of a (BLOCK_KV, BLOCK_Q) tile along its diagonals, and their distances: BLOCK_Q of them.
+def over_tile(vector):
+    """A value for every distance of a tile, as the tile that has it on its diagonals.
 
-    Those at distances from -turn * BLOCK_Q on: `tile` has its row i turned left by i, so that a diagonal is a column.
+    The index is a sum of parts that differ by thread and parts that do not, so that few addresses are kept.
     """
-    down = tl.arange(0, BLOCK_KV)[:, None]
-    across = tl.arange(0, BLOCK_Q)
-    sums = tl.sum(tl.where((across[None, :] + down) // BLOCK_Q == turn, tile, 0.0), 0)
-    return sums, across - turn * BLOCK_Q
+    near = tl.arange(0, 8)[None, :, None, None] - tl.arange(0, 8)[None, None, None, :]
+    far = tl.arange(0, BLOCK_KV // 8)[:, None, None, None] - tl.arange(0, BLOCK_Q // 8)[None, None, :, None]
+    index = tl.reshape(-8 * far - near + (BLOCK_KV - 1), [BLOCK_KV * BLOCK_Q])
+    return tl.reshape(tl.gather(vector, index, 0), [BLOCK_KV, BLOCK_Q])
+
+
+@triton.jit
+def diagonal_sums(tile):
+    """Sums of a (BLOCK_KV, BLOCK_Q) tile along its diagonals, from that of the distance -BLOCK_KV on, in DISTANCES.
+
+    The tile is taken as squares of 8. Those on one diagonal of squares are added up by a product with zeros and ones,
+    which has a row for each position in a square. In memory such sums lie in order of their distance for each row of
+    a square, one position further in each next row. None is 8 squares before the diagonal: there, rows may overlap.
+    """
+    squares = tl.permute(tl.reshape(tile, [BLOCK_KV // 8, 8, BLOCK_Q // 8, 8]), (1, 3, 0, 2))
+    squares = tl.reshape(squares, [64, BLOCK_KV // 8 * (BLOCK_Q // 8)])
+    near = (
+        tl.arange(0, BLOCK_Q // 8)[None, :, None] - tl.arange(0, BLOCK_KV // 8)[:, None, None] + BLOCK_KV // 8
+    )
+    chosen = (near == tl.arange(0, DISTANCES // 8)[None, None, :]).to(tl.float32)
+    chosen = tl.reshape(chosen, [BLOCK_KV // 8 * (BLOCK_Q // 8), DISTANCES // 8])
+    sums = tl.reshape(tl.dot(squares, chosen, input_precision="tf32"), [8, 8, DISTANCES // 8])
+    sums = tl.reshape(tl.permute(sums, (0, 2, 1)), [8 * DISTANCES])
+    index = (DISTANCES + 1) * tl.arange(0, 8)[:, None] + tl.arange(0, DISTANCES)[None, :]
+    turned = tl.gather(sums, tl.reshape(index % (8 * DISTANCES), [8 * DISTANCES]), 0)
+    return tl.sum(tl.reshape(turned, [8, DISTANCES]), 0)
 
 
 @triton.jit
@@ -303,7 +348,7 @@ def attention_backward_kv(
     table_stride_0,
     table_size_0,
     table_size_1,
-    table_grad_ptr,
+    sums_0_ptr,
     q_stride_b,
     q_stride_h,
     q_stride_s,
@@ -357,8 +402,6 @@ def attention_backward_kv(
     v_tile = v_ptr + b * v_stride_b + kv_h * v_stride_h + columns[:, None] * v_stride_s + dims_v[None, :]
     k = tl.load(k_tile, mask=in_columns[:, None], other=0.0)
     v = tl.load(v_tile, mask=in_columns[:, None], other=0.0)
-    # Columns past the end repeat the last one, so that no index is out of range.
-    kv_idx = tl.minimum(columns, kv_len - 1)[:, None]
     to_log2 = LOG2E
     dk = tl.zeros([BLOCK_KV, PADDED_DIM], tl.float32)
     dv = tl.zeros([BLOCK_KV, PADDED_DIM_V], tl.float32)
@@ -369,6 +412,7 @@ def attention_backward_kv(
         dout_tile += row_offsets[:, None] * dout_stride_s + dims_v[None, :]
         row_at = (b * q_heads + h).to(tl.int64) * padded_len
         score_scale = scale
+        table_sum_at = h.to(tl.int64) * (q_len + kv_len - 1) + kv_len - 1
 
         for q_start in range(0, q_len, BLOCK_Q):
             rows = q_start + tl.arange(0, BLOCK_Q)
@@ -376,35 +420,31 @@ def attention_backward_kv(
             q = tl.load(q_tile + q_start * q_stride_s, mask=in_rows[:, None], other=0.0)
             shift = tl.load(shift_ptr + row_at + rows)
             score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            q_idx = tl.minimum(rows, q_len - 1)[None, :]
-            score = score_mod(
-                h,
-                q_idx,
-                kv_idx,
-                score * score_scale,
-                last,
-                middle,
-                table_ptr,
-                table_size_0,
-                table_size_1,
-                table_stride_0,
+            # What depends on the distance only, for a query and a key that are so far apart.
+            distance = distances(q_start, kv_start, q_len, kv_len)
+            q_idx_of = tl.maximum(distance, 0)
+            kv_idx_of = tl.maximum(-distance, 0)
+            table_h = table_h_of(
+                h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
             )
+            table_h = over_tile(table_h)
+
+            score = score_mod(score * score_scale, table_h)
             p = tl.exp2(score * to_log2 - shift[None, :])
             dout = tl.load(dout_tile + q_start * dout_stride_s, mask=in_rows[:, None], other=0.0)
             dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
             delta = tl.load(delta_ptr + row_at + rows)
             dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
             grad = p * (dp - delta[None, :])
-            live = in_columns[:, None] & (p != 0.0)
-            table_sum_tile = tl.where(live, table_grad(grad), 0.0)
-            turned = (tl.arange(0, BLOCK_KV)[:, None] + tl.arange(0, BLOCK_Q)[None, :]) % BLOCK_Q
-            table_sum_tile = tl.gather(table_sum_tile, turned, 1)
-            for turn in tl.static_range(max(1, BLOCK_KV // BLOCK_Q) + 1):
-                sums, distance = diagonal_sums(table_sum_tile, turn)
-                q_idx_at = q_start + tl.maximum(distance, 0)
-                kv_idx_at = kv_start + tl.maximum(-distance, 0)
-                element, inside = table_at(h, q_idx_at, kv_idx_at, last, middle, table_size_0, table_size_1)
-                tl.atomic_add(table_grad_ptr + element, sums, mask=inside & (sums != 0.0), sem="relaxed")
+            table_sum_tile = tl.where(in_columns[:, None], table_grad(grad), 0.0)
+            sums = diagonal_sums(table_sum_tile)
+            apart = q_start - kv_start - BLOCK_KV + tl.arange(0, DISTANCES)
+            tl.atomic_add(
+                sums_0_ptr + table_sum_at + apart,
+                sums,
+                mask=(sums != 0.0) & (apart > -kv_len) & (apart < q_len),
+                sem="relaxed",
+            )
 
             dk = tl.dot(grad.to(q.dtype), q, dk, input_precision=PRECISION)
 
@@ -424,3 +464,75 @@ def attention_backward_kv(
         dv_part = dv_parts_ptr + part_at[:, None] * PADDED_DIM_V + dims_v[None, :]
         tl.store(dk_part, dk, mask=in_columns[:, None])
         tl.store(dv_part, dv, mask=in_columns[:, None])
+
+
+"""Gradients of captured tensors from sums by row or distance, of attention for sm90: score_mod, D=128, bf16.
+
+Generated by flexc 0.1.0. Launch cdiv(q_len + kv_len - 1, BLOCK) * q_heads * batch programs with
+num_warps=4, num_stages=1.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(256)  # rows or distances of a program
+
+
+@triton.jit
+def table_at(q_idx, kv_idx, head_value, head_value_2, last, middle, table_size_1):
+    """Where the gradient of table goes, and whether it is there."""
+    index = tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
+    return head_value + index.to(tl.int64), head_value_2 & (index < table_size_1)
+
+
+@triton.jit
+def add_shared(sums_ptr, element, value, mask):
+    """Add to elements of memory, a sum to one that at least 8 have in common.
+
+    The elements are taken in their order, from the first on, until two are met that fewer share.
+    """
+    element = tl.where(mask, element, 1 << 62)
+    last, seldom = tl.min(element) - 1, 0
+    following = last + 1
+    while (seldom < 2) & (following < 1 << 62):
+        last = following
+        is_here = element == last
+        tl.atomic_add(sums_ptr + last, tl.sum(tl.where(is_here, value, 0)), mask=last >= 0, sem="relaxed")
+        seldom += tl.where(tl.sum(is_here.to(tl.int32)) < 8, 1, 0)
+        following = tl.min(tl.where(element > last, element, 1 << 62))
+    tl.atomic_add(sums_ptr + element, value, mask=(element > last) & (element < 1 << 62), sem="relaxed")
+
+
+@triton.jit
+def attention_backward_captured(
+    table_grad_ptr,
+    sums_0_ptr,
+    middle,
+    last,
+    table_size_0,
+    table_size_1,
+    q_heads,
+    q_len,
+    kv_len,
+):
+    """One program takes the sums of BLOCK rows or distances of one head to the elements they belong to.
+
+    Rows are counted from 0 on, distances from that of the first query and the last key on.
+    """
+    tiles = tl.cdiv(q_len + kv_len - 1, BLOCK)
+    pid = tl.program_id(0)
+    head = pid // tiles
+    b = head // q_heads
+    h = head % q_heads
+    places = pid % tiles * BLOCK + tl.arange(0, BLOCK)
+    # What the mods need once a head.
+    head_value = h.to(tl.int64) * table_size_1.to(tl.int64)
+    head_value_2 = h < table_size_0
+    distance = places - (kv_len - 1)
+    q_idx = tl.maximum(distance, 0)
+    kv_idx = tl.maximum(-distance, 0)
+    here = (places < (q_len + kv_len - 1)) & (b == 0)
+    element, inside = table_at(q_idx, kv_idx, head_value, head_value_2, last, middle, table_size_1)
+    at = h.to(tl.int64) * (q_len + kv_len - 1) + places
+    sums = tl.load(sums_0_ptr + at, mask=here, other=0.0)
+    add_shared(table_grad_ptr, element, sums, inside & here & (sums != 0.0))

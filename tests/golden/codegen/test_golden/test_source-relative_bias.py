@@ -19,16 +19,42 @@ PADDED_DIM = tl.constexpr(128)  # head dimension of q and k, to a power of two
 PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
 PRECISION = tl.constexpr("ieee")  # of fp32 matrix products
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
+DISTANCES = tl.constexpr(128)  # of a tile, to a power of two
 
 
 @triton.jit
-def score_mod(h, q_idx, kv_idx, score, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
-    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+def table_h_of(h, q_idx, kv_idx, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0):
+    """table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
     table_at = table_ptr + h * table_stride_0
     table_inside = h < table_size_0
     table_at_2 = table_at + tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0)
     table_inside_2 = table_inside & (tl.maximum(tl.minimum(q_idx - kv_idx + middle, last), 0) < table_size_1)
-    return score + tl.load(table_at_2, mask=table_inside_2, other=0)
+    return tl.load(table_at_2, mask=table_inside_2, other=0)
+
+
+@triton.jit
+def score_mod(score, table_h):
+    """score + table[h, max(min(q_idx - kv_idx + middle, last), 0)]"""
+    return score + table_h
+
+
+@triton.jit
+def distances(q_start, kv_start, q_len, kv_len):
+    """The distances q_idx - kv_idx of a tile from the least on, kept within those that pairs have."""
+    distance = q_start - kv_start - (BLOCK_KV - 1) + tl.arange(0, DISTANCES)
+    return tl.maximum(tl.minimum(distance, q_len - 1), 1 - kv_len)
+
+
+@triton.jit
+def over_tile(vector):
+    """A value for every distance of a tile, as the tile that has it on its diagonals.
+
+    The index is a sum of parts that differ by thread and parts that do not, so that few addresses are kept.
+    """
+    near = tl.arange(0, 8)[None, :, None, None] - tl.arange(0, 8)[None, None, None, :]
+    far = tl.arange(0, BLOCK_Q // 8)[:, None, None, None] - tl.arange(0, BLOCK_KV // 8)[None, None, :, None]
+    index = tl.reshape(8 * far + near + (BLOCK_KV - 1), [BLOCK_Q * BLOCK_KV])
+    return tl.reshape(tl.gather(vector, index, 0), [BLOCK_Q, BLOCK_KV])
 
 
 @triton.jit
@@ -95,8 +121,6 @@ def attention_forward(
     k_tile = k_ptr + b * k_stride_b + kv_h * k_stride_h + columns[None, :] * k_stride_s + dims[:, None]
     v_tile = v_ptr + b * v_stride_b + kv_h * v_stride_h + columns[:, None] * v_stride_s + dims_v[None, :]
     q = tl.load(q_tile, mask=(rows < q_len)[:, None], other=0.0)
-    # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
-    q_idx = tl.minimum(rows, q_len - 1)[:, None]
     score_scale = scale
     to_log2 = LOG2E
     acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
@@ -107,19 +131,16 @@ def attention_forward(
     for kv_start in range(0, whole_end, BLOCK_KV):
         k = tl.load(k_tile + kv_start * k_stride_s)
         score = tl.dot(q, k, input_precision=PRECISION)
-        kv_idx = (kv_start + columns)[None, :]
-        score = score_mod(
-            h,
-            q_idx,
-            kv_idx,
-            score * score_scale,
-            last,
-            middle,
-            table_ptr,
-            table_size_0,
-            table_size_1,
-            table_stride_0,
+        # What depends on the distance only, for a query and a key that are so far apart.
+        distance = distances(q_start, kv_start, q_len, kv_len)
+        q_idx_of = tl.maximum(distance, 0)
+        kv_idx_of = tl.maximum(-distance, 0)
+        table_h = table_h_of(
+            h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
         )
+        table_h = over_tile(table_h)
+
+        score = score_mod(score * score_scale, table_h)
         p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
         v = tl.load(v_tile + kv_start * v_stride_s)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
@@ -129,19 +150,16 @@ def attention_forward(
         in_range = kv_start + columns < kv_len
         k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
         score = tl.dot(q, k, input_precision=PRECISION)
-        kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
-        score = score_mod(
-            h,
-            q_idx,
-            kv_idx,
-            score * score_scale,
-            last,
-            middle,
-            table_ptr,
-            table_size_0,
-            table_size_1,
-            table_stride_0,
+        # What depends on the distance only, for a query and a key that are so far apart.
+        distance = distances(q_start, kv_start, q_len, kv_len)
+        q_idx_of = tl.maximum(distance, 0)
+        kv_idx_of = tl.maximum(-distance, 0)
+        table_h = table_h_of(
+            h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
         )
+        table_h = over_tile(table_h)
+
+        score = score_mod(score * score_scale, table_h)
         score = tl.where(in_range[None, :], score, float("-inf"))
         p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
         v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)

@@ -1,0 +1,81 @@
+"""Parts of a mod that depend on the distance of a query and its key only, and read captured tensors there.
+
+A tile of BLOCK_Q x BLOCK_KV pairs has BLOCK_Q + BLOCK_KV - 1 distances. A learned bias by distance is read
+once for each of them instead of once a pair, and so is what leads to its index computed.
+
+Accepted, `d` being `q_idx - kv_idx`: `bias[h, d + n]`, `bias[h, d.clamp(-r, r) + r]`, `bias[bucket[d]]` and
+`gain[h] * bias[d + starts[b]]`; `float(q_idx) - float(kv_idx)` is a distance too. Rejected:
+`bias[q_idx, kv_idx]`, `bias[q_idx + 1]`, `bias[d * q_idx]` and `bias[2 * q_idx - kv_idx]`, as not of the
+distance; `float(d)`, as it reads nothing: computing is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from flexc.ir.affine import Affine, affine_forms
+from flexc.ir.build import input_
+from flexc.ir.expr import Expr, inputs_of, topological
+from flexc.ir.ops import Input, Op
+from flexc.ir.place import Placement, place
+from flexc.ir.types import DType
+
+_Q, _KV = input_(Input.Q_IDX), input_(Input.KV_IDX)
+
+
+def is_of_distance(root: Expr) -> bool:
+    """Whether `root` is the same for all pairs of a head at one `q_idx - kv_idx`."""
+    return root in of_distance(root)
+
+
+def of_distance(*roots: Expr) -> frozenset[Expr]:
+    """The nodes under `roots` that are the same for all pairs of a head at one `q_idx - kv_idx`.
+
+    What the head knows is among them.
+    """
+    forms = {node: form for root in roots for node, form in affine_forms(root).items()}
+    found: set[Expr] = set()
+    for node in topological(*roots):
+        reads = inputs_of(node)
+        if Input.SCORE in reads or Input.GRAD in reads:
+            continue
+        if not reads & {Input.Q_IDX, Input.KV_IDX} or (node.args and found.issuperset(node.args)):
+            found.add(node)
+            continue
+        form = _form(node, forms)
+        if form is not None:
+            factors = dict(form.terms)
+            if factors.pop(_Q, 0) == -factors.pop(_KV, 0) and found.issuperset(factors):
+                found.add(node)
+    return frozenset(found)
+
+
+def _form(node: Expr, forms: Mapping[Expr, Affine]) -> Affine | None:
+    """That of an integer, or of a sum or difference of two as floats, which hold positions exactly."""
+    if node.dtype is DType.F32 and node.op in (Op.ADD, Op.SUB):
+        if any(arg.op is not Op.CAST or arg.args[0] not in forms for arg in node.args):
+            return None
+        left, right = (forms[arg.args[0]] for arg in node.args)
+        return left.plus(right, 1 if node.op is Op.ADD else -1)
+    return forms.get(node)
+
+
+def reads_by_distance(*roots: Expr) -> tuple[Expr, ...]:
+    """The largest parts of `roots` that are to be computed once a distance, in a stable order.
+
+    Example: of `score + bias[h, q_idx - kv_idx + n]`, the read of `bias`.
+    """
+    levels, same = place(*roots), of_distance(*roots)
+    reads: set[Expr] = set()
+    for node in topological(*roots):
+        here = node.op is Op.LOAD and levels[node] is Placement.ELEMENT
+        if here or not reads.isdisjoint(node.args):
+            reads.add(node)
+    wanted = {node for node in reads & same if node.dtype in (DType.F32, DType.I32)}
+    return tuple(node for node in topological(*roots, leaves=wanted) if node in wanted)
+
+
+def inputs_beside(root: Expr, leaves: Collection[Expr]) -> frozenset[Input]:
+    """The inputs that `root` reads other than through `leaves`."""
+    nodes = [node for node in topological(root, leaves=leaves) if node not in leaves]
+    return frozenset(n.attr for n in nodes if n.op is Op.INPUT and isinstance(n.attr, Input))

@@ -1,0 +1,155 @@
+"""What depends on the distance of a query and its key only: found, and never found where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from flexc.codegen.diagonals import Diagonals, diagonal_constants, diagonals
+from flexc.codegen.distance import inputs_beside, is_of_distance, of_distance, reads_by_distance
+from flexc.codegen.scatter import ScatterForm, Sum
+from flexc.codegen.target import TARGETS
+from flexc.codegen.tiles import Tiles
+from flexc.ir.build import binary, cast, const, input_, load, unary, where
+from flexc.ir.evaluate import Env, evaluate
+from flexc.ir.expr import Expr
+from flexc.ir.ops import Input, Op
+from flexc.ir.place import Hoists, hoists
+from flexc.ir.types import DType, Storage
+from tests.ir.expressions import BATCH, HEADS, KV_LEN, Q_LEN, capture_values, floats, full_grid
+
+Q, KV, B, H, SCORE = (input_(i) for i in (Input.Q_IDX, Input.KV_IDX, Input.B, Input.H, Input.SCORE))
+N = const(20)
+KV_SLOPE = binary(Op.MUL, cast(KV, DType.F32), const(2.0))
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return binary(Op.ADD, a, b)
+
+
+def _less(a: Expr, b: Expr) -> Expr:
+    return binary(Op.SUB, a, b)
+
+
+D = _less(Q, KV)
+BIAS = load(0, (H, _add(D, N)), DType.F32)
+CLAMPED = load(0, (H, binary(Op.MAX, binary(Op.MIN, _add(D, N), const(7)), const(0))), DType.F32)
+BUCKET = load(1, (unary(Op.ABS, D),), DType.I32)
+STARTS = load(1, (B,), DType.I32)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        D,
+        _less(_add(Q, N), KV),
+        _less(Q, _add(KV, STARTS)),
+        _less(binary(Op.MUL, Q, const(3)), binary(Op.MUL, const(3), KV)),
+        cast(D, DType.F32),
+        _less(cast(Q, DType.F32), cast(KV, DType.F32)),
+        _less(cast(_add(Q, N), DType.F32), cast(KV, DType.F32)),
+        BIAS,
+        CLAMPED,
+        load(0, (H, BUCKET), DType.F32),
+        H,
+    ],
+)
+def test_what_is_of_the_distance(root: Expr) -> None:
+    assert is_of_distance(root)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        Q,
+        _add(Q, KV),
+        _add(cast(Q, DType.F32), cast(KV, DType.F32)),
+        _less(cast(Q, DType.F32), KV_SLOPE),
+        _less(binary(Op.MUL, Q, const(2)), KV),
+        binary(Op.MUL, D, Q),
+        load(0, (Q, KV), DType.F32),
+        _add(BIAS, SCORE),
+        binary(Op.FLOORDIV, Q, const(2)),
+        _less(binary(Op.FLOORDIV, Q, const(2)), binary(Op.FLOORDIV, KV, const(2))),
+    ],
+)
+def test_what_is_not(root: Expr) -> None:
+    assert not is_of_distance(root)
+
+
+@pytest.mark.parametrize(
+    ("root", "parts"),
+    [
+        (_add(SCORE, BIAS), (BIAS,)),
+        (_add(SCORE, binary(Op.MUL, load(2, (H,), DType.F32), BIAS)), "the whole summand"),
+        (_add(SCORE, load(0, (H, BUCKET), DType.F32)), (load(0, (H, BUCKET), DType.F32),)),
+        (load(0, (BUCKET, Q), DType.F32), (BUCKET,)),
+        (_add(SCORE, cast(D, DType.F32)), ()),
+        (_add(SCORE, load(0, (Q,), DType.F32)), ()),
+        (where(load(3, (unary(Op.ABS, D),), DType.BOOL), SCORE, const(0.0)), ()),
+        (BIAS, (BIAS,)),
+    ],
+)
+def test_the_largest_parts_that_read_are_taken(root: Expr, parts: tuple[Expr, ...] | str) -> None:
+    assert reads_by_distance(root) == ((root.args[1],) if isinstance(parts, str) else parts)
+
+
+def test_what_is_computed_elsewhere_is_no_part_of_rows_and_columns() -> None:
+    row = load(1, (Q,), DType.I32)
+    part = load(0, (_less(_add(Q, row), _add(KV, row)),), DType.F32)
+    root = _add(SCORE, part)
+    assert row in hoists(root).row
+    assert hoists(root, leaves=(part,)) == Hoists(head=(), row=(), column=())
+    assert inputs_beside(root, (part,)) == {Input.SCORE}
+    assert inputs_beside(_add(root, cast(KV, DType.F32)), (part,)) == {Input.SCORE, Input.KV_IDX}
+
+
+@given(floats(score=True))
+@settings(max_examples=300, deadline=None)
+def test_a_value_of_the_distance_is_one_value_a_diagonal(root: Expr) -> None:
+    grid = full_grid()
+    env = Env({**grid, Input.SCORE: np.float32(1.0)}, capture_values(), np, np.float32)
+    for node in of_distance(root, _less(root, load(3, (D,), DType.F32))):
+        value = np.broadcast_to(evaluate(node, env), (BATCH, HEADS, Q_LEN, KV_LEN))
+        for offset in range(1 - Q_LEN, KV_LEN):
+            diagonal = np.diagonal(value, offset, 2, 3)
+            np.testing.assert_array_equal(diagonal, np.broadcast_to(diagonal[..., :1], diagonal.shape))
+
+
+@pytest.mark.parametrize(
+    ("sides", "distances", "side"),
+    [((64, 64), 128, 32), ((16, 128), 256, 16), ((32, 64), 128, 32), ((16, 16), 32, 16)],
+)
+def test_constants_hold_every_distance(sides: tuple[int, int], distances: int, side: int) -> None:
+    tiles = Tiles(*sides, 4, 1)
+    found = diagonal_constants(tiles, reads=True, adds=Diagonals.SQUARES)
+    assert [c.value for c in found] == [distances, side]
+    found = diagonal_constants(tiles, reads=False, adds=Diagonals.PRODUCT)
+    assert [c.value for c in found] == [distances]
+    assert distances >= sum(sides), "the first distance is none that a tile has"
+    assert not diagonal_constants(tiles, reads=False, adds=None)
+
+
+OWN = ScatterForm(0, input_(Input.GRAD), H, H, Sum.DIAGONAL, meets_once=False, by_batch=False)
+
+
+@pytest.mark.parametrize(
+    ("scatters", "storage", "target", "sides", "how"),
+    [
+        ((), Storage.BF16, "sm90", (64, 64), None),
+        ((replace(OWN, sum=Sum.ROW),), Storage.BF16, "sm90", (64, 64), None),
+        ((OWN,), Storage.BF16, "sm90", (64, 64), Diagonals.PRODUCT),
+        ((OWN,), Storage.BF16, "sm80", (16, 64), Diagonals.PRODUCT),
+        ((OWN,), Storage.FP16, "sm90", (64, 64), Diagonals.SQUARES),
+        ((OWN,), Storage.FP32, "sm90", (64, 64), Diagonals.SQUARES),
+        ((OWN,), Storage.BF16, "sm90", (16, 32), Diagonals.SQUARES),
+        ((OWN,), Storage.BF16, "sm100", (64, 64), Diagonals.SQUARES),
+    ],
+)
+def test_how_diagonals_are_added_up(
+    scatters: tuple[ScatterForm, ...], storage: Storage, target: str, sides: tuple[int, int], how: object
+) -> None:
+    assert diagonals(scatters, storage, TARGETS[target], Tiles(*sides, 4, 1)) is how
