@@ -121,3 +121,50 @@ def test_a_step_that_repeats_another_has_its_gradients(backend: str) -> None:
         held.append(results)
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+@pytest.mark.parametrize("kind", ["closure", "sinks", "number of the host", "one tensor, then three"])
+def test_calls_that_repeat_others_with_other_tensors(kind: str, backend: str) -> None:
+    """Only addresses differ: of captured tensors, of copies of sinks and numbers, of q, k and v."""
+    held = []
+    for n in range(4):
+        shape = (2, 300, 4, 64)
+        x = [torch.randn(shape, device="cuda", dtype=torch.float16).transpose(1, 2) for _ in range(4)]
+        q, k, v, grad = (y.requires_grad_() for y in x)
+        wanted, given = [q, k, v], dict[str, Any]()
+        if kind == "one tensor, then three" and not n:
+            q, k, wanted = v, v, [v]
+        if kind == "closure":
+            bias = torch.randn(4, 700, device="cuda", requires_grad=True)
+            given["score_mod"] = lambda s, b, h, q_idx, kv_idx, bias=bias: s + bias[h, q_idx - kv_idx + 300]
+            wanted.append(bias)
+        if kind == "sinks":
+            given["sinks"] = torch.randn(4, device="cuda", dtype=torch.float16, requires_grad=True)
+            wanted.append(given["sinks"])
+        if kind == "number of the host":
+            number = torch.tensor(0.5 + n // 2, requires_grad=True)
+            given["score_mod"] = lambda s, b, h, q_idx, kv_idx, number=number: s * number
+            wanted.append(number)
+        results = []
+        for name in (backend, "reference"):
+            out = flexc.attention(q, k, v, mask_mod=flexc.masks.causal, backend=name, **given)
+            results.append([out, *torch.autograd.grad(out, wanted, grad.detach())])
+        held.append(results)
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+def test_dropout_that_is_repeated_drops_the_pairs_of_its_seed(backend: str) -> None:
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.float16, "requires_grad": True}
+    q, k, v = (torch.randn(1, 2, 256, 64, **options) for _ in range(3))
+    found: dict[int, list[list[torch.Tensor]]] = {}
+    for seed in (1, 2, 1, 2):
+        torch.manual_seed(seed)
+        out = flexc.attention(q, k, v, mask_mod=flexc.masks.causal, dropout_p=0.3, backend=backend)
+        grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        found.setdefault(seed, []).append([out, *grads])
+    for first, second in found.values():
+        torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
+    assert not torch.equal(found[1][0][0], found[2][0][0])
