@@ -85,6 +85,14 @@ class Source(Enum):
     GRAD_K_PARTS = "grad_k_parts"
     GRAD_V_PARTS = "grad_v_parts"
     GRAD_SINKS_PARTS = "grad_sinks_parts"
+    Q_PAIRS = "q_pairs"
+    K_PAIRS = "k_pairs"
+    V_PAIRS = "v_pairs"
+    GRAD_OUT_PAIRS = "grad_out_pairs"
+    Q_UNIT = "q_unit"
+    K_UNIT = "k_unit"
+    V_UNIT = "v_unit"
+    GRAD_OUT_UNIT = "grad_out_unit"
     GRAD_CAPTURE = "grad_capture"
     PLACED_SUMS = "placed_sums"
     """What is added up by row or distance before it goes to captured gradients; `slot` is the scatter's."""
@@ -144,6 +152,10 @@ RESERVED = frozenset({
     "batch", "programs", "these_keys", "these_rows", "apart", "near", "far", "places", "here", "word",
     "tiles", "BLOCK", "add_shared", "add_shared_exactly", "attention_backward_captured",
     *(f"sums_{n}_ptr" for n in range(64)),
+    "units_of", "split", "product", "coarse", "fine", "unit", "pair_offsets",
+    "pair_offsets_v", "kv_at", "padded_kv", "score_unit", "split_any", "product_of_any",
+    *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "dout") for part in ("pairs", "unit", "fine")),
+    *(f"{tensor}_{part}_ptr" for tensor in ("q", "k", "v", "dout") for part in ("pairs", "unit")),
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
     *(f"{tensor}_stride_{axis}" for tensor in ("dout", "dq", "dk", "dv") for axis in "bhs"),
 })  # fmt: skip

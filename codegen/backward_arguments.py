@@ -23,6 +23,8 @@ def backward_arguments(backward: BackwardSpec, entry: Entry, names: tuple[str, .
     """All arguments of one kernel of a backward."""
     if entry is Entry.ROWS:
         return _rows(backward)
+    if entry is Entry.PAIRS:
+        return _pairs(backward)
     if entry is Entry.Q_SUMS:
         return _q_sums(backward, names)
     if entry is Entry.CAPTURED:
@@ -58,13 +60,30 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
     )
 
 
-def _inputs(backward: BackwardSpec) -> list[Argument]:
-    spec = backward.forward
+def _operands(spec: AttentionSpec) -> list[Argument]:
+    """What the matrix products are of, as the call has it."""
     return [
         _tensor(spec, "q_ptr", spec.q_storage, Source.Q),
         _tensor(spec, "k_ptr", spec.k_storage, Source.K),
         _tensor(spec, "v_ptr", spec.v_storage, Source.V),
         _tensor(spec, "dout_ptr", spec.q_storage, Source.GRAD_OUT),
+    ]
+
+
+def _pairs(backward: BackwardSpec) -> tuple[Argument, ...]:
+    spec = backward.forward
+    return (
+        *_operands(spec),
+        *_PAIRS,
+        *stride_arguments(_OPERANDS, divisible=spec.aligned),
+        Argument("batch", "i32", Source.BATCH),
+        *SHAPE_ARGUMENTS[:-1],
+    )
+
+
+def _inputs(backward: BackwardSpec) -> list[Argument]:
+    return [
+        *(_PAIRS if backward.pairs else _operands(backward.forward)),
         Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
         *([Argument("lost_ptr", "*i32", Source.LOST)] if backward.repairs else []),
@@ -83,7 +102,7 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
         *capture_arguments(spec, names, _roots(backward, entry)),
         *_capture_gradients(backward, names),
         *_block_map(backward, entry),
-        *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=spec.aligned),
+        *stride_arguments((*_strided_inputs(backward), "dk", "dv"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
         Argument("heads_per_program", "i32", Source.HEADS_PER_PROGRAM),
         *_batch(backward),
@@ -99,7 +118,7 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *([_DLSE] if backward.finds_delta and backward.has_grad_lse else []),
         *capture_arguments(spec, names, _roots(backward, Entry.Q)),
         *_block_map(backward, Entry.Q),
-        *stride_arguments(("q", "k", "v", "dout", "dq"), divisible=spec.aligned),
+        *stride_arguments((*_strided_inputs(backward), "dq"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
         *_batch(backward),
         *dropout_arguments(spec),
@@ -124,6 +143,22 @@ def _q_sums(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, .
     )
 
 
+def _strided_inputs(backward: BackwardSpec) -> tuple[str, ...]:
+    """Pairs lie close together."""
+    return () if backward.pairs else _OPERANDS
+
+
+_OPERANDS = ("q", "k", "v", "dout")
+_PAIRS = (
+    Argument("q_pairs_ptr", "*fp16", Source.Q_PAIRS, divisible=True),
+    Argument("k_pairs_ptr", "*fp16", Source.K_PAIRS, divisible=True),
+    Argument("v_pairs_ptr", "*fp16", Source.V_PAIRS, divisible=True),
+    Argument("dout_pairs_ptr", "*fp16", Source.GRAD_OUT_PAIRS, divisible=True),
+    Argument("q_unit_ptr", "*fp32", Source.Q_UNIT, divisible=True),
+    Argument("k_unit_ptr", "*fp32", Source.K_UNIT, divisible=True),
+    Argument("v_unit_ptr", "*fp32", Source.V_UNIT, divisible=True),
+    Argument("dout_unit_ptr", "*fp32", Source.GRAD_OUT_UNIT, divisible=True),
+)
 _DLSE = Argument("dlse_ptr", "*fp32", Source.GRAD_LSE)
 _DQ_SUM = Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True)
 

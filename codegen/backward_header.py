@@ -12,6 +12,7 @@ from flexc.ir.graph import ModSource
 PADDED_TO = Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to")
 _PROGRAMS = {
     Entry.ROWS: "cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO // BLOCK_Q * q_heads * batch",
+    Entry.PAIRS: "2 * (q_tiles + kv_tiles)",
     Entry.KV: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",
     Entry.Q: "cdiv(q_len, BLOCK_Q) * q_heads * batch",
     Entry.FUSED: "cdiv(kv_len, BLOCK_KV) * q_heads // heads_per_program * batch",
@@ -20,6 +21,7 @@ _PROGRAMS = {
 }
 _TITLE = {
     Entry.ROWS: "What the backward needs of every row,",
+    Entry.PAIRS: "Operands of the backward as pairs of fp16 numbers,",
     Entry.KV: "Gradients of keys and values,",
     Entry.Q: "Gradient of queries,",
     Entry.FUSED: "Gradients of queries, keys and values,",

@@ -9,7 +9,7 @@ from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_captured import CapturedView, captured_view, first_place, where_to
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
-from flexc.codegen.backward_rows import RowsView, SumsView, rows_view, sums_view
+from flexc.codegen.backward_rows import PairsView, RowsView, SumsView, pairs_view, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.diagonals import diagonal_constants, diagonals
@@ -28,6 +28,7 @@ from flexc.ir.spec import Blocks
 
 _TEMPLATE = {
     Entry.ROWS: "backward_rows.py.jinja",
+    Entry.PAIRS: "backward_pairs.py.jinja",
     Entry.KV: "backward_kv.py.jinja",
     Entry.Q: "backward_q.py.jinja",
     Entry.FUSED: "backward_kv.py.jinja",
@@ -63,6 +64,10 @@ class _Backward(Preamble):
     entry: str
     sliced: bool
     """Whether a program writes gradients of some head dimensions only, and reads operands piece by piece."""
+    pairs: bool
+    """Whether operands are pairs of fp16 numbers."""
+    parted: bool
+    """Whether a step has parts that the compiler does not mix. Timed: it pays where there is no mask."""
     fused: bool
     """Whether this kernel adds to the sums of dQ as well."""
     finds_delta: bool
@@ -127,10 +132,12 @@ def backward_module(
     """The file of one kernel of a backward."""
     names = capture_names(backward.forward.captures)
     arguments = backward_arguments(backward, entry, names)
-    view: RowsView | SumsView | CapturedView | _Backward
+    view: RowsView | PairsView | SumsView | CapturedView | _Backward
     placement: tuple[str, ...] = ()
     if entry is Entry.ROWS:
         view = rows_view(backward, plan, arguments)
+    elif entry is Entry.PAIRS:
+        view = pairs_view(backward, plan, arguments)
     elif entry is Entry.Q_SUMS:
         view = sums_view(backward, plan, names, arguments)
     elif entry is Entry.CAPTURED:
@@ -221,6 +228,7 @@ def _view(
     by = diagonals(form.scatters, spec.q_storage, plan.target, plan.tiles)
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
+    wide = plan.padded_dim + plan.padded_dim_v > 128
     return _Backward(
         header=header(backward, entry, plan, sources),
         constants=(
@@ -232,6 +240,8 @@ def _view(
         functions=(*(v.function for v in hoisting.vectors), *(e.function for e in elements)),
         entry=entry.value,
         sliced=backward.slices > 1,
+        pairs=backward.pairs,
+        parted=backward.pairs and entry is Entry.KV and wide and spec.mask is None,
         fused=entry is Entry.FUSED,
         finds_delta=backward.finds_delta,
         has_grad_lse=backward.has_grad_lse,
@@ -385,5 +395,6 @@ def _constants(backward: BackwardSpec, plan: KernelPlan) -> tuple[Constant, ...]
         constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
     if plan.padded_dim_v != spec.head_dim_v:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    constants += [Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"), PADDED_TO, LOG2E]
-    return tuple(constants)
+    if not backward.pairs:
+        constants.append(Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
+    return (*constants, PADDED_TO, LOG2E)

@@ -15,6 +15,7 @@ from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
     NOTHING,
+    WHY_PAIRS,
     KernelPlan,
     check_options,
     choose_precision,
@@ -22,8 +23,10 @@ from flexc.codegen.plan import (
     tile_option,
 )
 from flexc.codegen.target import MatrixUnit, Target
-from flexc.codegen.tiles import Tiles, power_of_two_at_least
+from flexc.codegen.tiles import PAIRS, Tiles, power_of_two_at_least
 from flexc.ir.graph import ModSource
+
+_SMALL = (Entry.ROWS, Entry.PAIRS, Entry.Q_SUMS, Entry.CAPTURED)
 
 
 def make_backward_plan(
@@ -51,7 +54,9 @@ def make_backward_plan(
         if name in options
     }
     precision, why_precision = choose_precision(spec, target, options.get("precision"))
-    is_small = entry in (Entry.ROWS, Entry.Q_SUMS, Entry.CAPTURED)
+    if backward.pairs:
+        precision, why_precision = PAIRS, WHY_PAIRS
+    is_small = entry in _SMALL
     is_sliced = backward.slices > 1 and not is_small
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
     rescue = False
@@ -59,7 +64,7 @@ def make_backward_plan(
         tiles = Tiles(PLACES, 16, 4, 1)
         reasons = [("block_q", "rows or distances of a program")]
     elif is_small:
-        tiles = row_tiles(backward)  # both read one row of a head dimension
+        tiles = row_tiles(backward)  # they read rows, and walk nothing
         reasons = [("block_q", "about 8192 elements a program")]
     else:
         tiles, why_tiles = backward_tiles(backward, entry, target, wanted, skip)

@@ -27,6 +27,14 @@ class RowsView(Preamble):
 
 
 @dataclass(frozen=True, slots=True)
+class PairsView(Preamble):
+    """Everything that the template of the kernel reads that makes pairs of fp16 numbers."""
+
+    arguments: tuple[str, ...]
+    pairs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SumsView(Preamble):
     """Everything that the template of the kernel reads that finishes dQ."""
 
@@ -64,6 +72,26 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
         sinks=spec.has_sinks,
         clears_sums=backward.clears_sums,
         clears_lost=backward.clears_sums and spec.mask is not None,
+    )
+
+
+def pairs_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argument, ...]) -> PairsView:
+    """What the file says of the kernel that makes pairs of fp16 numbers."""
+    spec = backward.forward
+    return PairsView(
+        header=header(backward, Entry.PAIRS, plan, ()),
+        constants=(
+            Constant("BLOCK_Q", plan.tiles.block_q, "rows of a program"),
+            Constant("PADDED_DIM", plan.padded_dim, "head dimension of q and k, to a power of two"),
+            Constant("PADDED_DIM_V", plan.padded_dim_v, "head dimension of v, to a power of two"),
+            Constant("HEAD_DIM", spec.head_dim, "of which these exist"),
+            Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"),
+            PADDED_TO,
+        ),
+        helpers=(),
+        fast_tanh=False,
+        functions=(),
+        arguments=tuple(a.name for a in arguments),
     )
 
 

@@ -28,6 +28,8 @@ class Entry(Enum):
 
     ROWS = "attention_backward_rows"
     """What every row needs once: delta, and the shift of its scores. Also the gradient of the sinks."""
+    PAIRS = "attention_backward_pairs"
+    """The operands in fp32 as pairs of fp16 numbers, for the others."""
     Q = "attention_backward_q"
     """The gradient of q; see also `BackwardSpec.finds_delta`."""
     KV = "attention_backward_kv"
@@ -57,7 +59,7 @@ class BackwardSpec:
     do. `has_grad_lse`: a gradient of the lse comes in beside that of the result. `slots`: captured tensors
     whose gradients are wanted. `deterministic`: these are the same bits every time. `repairs`: the kernels do
     nothing unless a NaN came out of others. `clears_sums`: the kernel of the rows clears what the Hopper
-    kernel adds to.
+    kernel adds to. `pairs`: they read operands in fp32 as pairs of fp16 numbers.
     """
 
     forward: AttentionSpec
@@ -67,6 +69,7 @@ class BackwardSpec:
     deterministic: bool = False
     repairs: bool = False
     clears_sums: bool = False
+    pairs: bool = False
 
     def blocks(self, entry: Entry) -> Blocks:
         """How a kernel knows which tiles to visit."""

@@ -72,6 +72,14 @@ _PREFERRED_SINGLE: dict[Entry, tuple[Tiles, ...]] = {
     Entry.KV: (Tiles(16, 128, 8, 1),),
     Entry.Q: (Tiles(128, 32, 8, 1),),
 }
+# Bests for pairs of fp16 numbers and wgmma, by kernel and padded head dimension, timed on an H200. They
+# spill under a mask.
+_PREFERRED_PAIRS: dict[Entry, dict[int, tuple[Tiles, ...]]] = {
+    Entry.KV: {64: (Tiles(64, 64, 4, 2),), 128: (Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2))},
+    Entry.Q: {64: (Tiles(128, 64, 8, 2),), 128: (Tiles(128, 64, 8, 1), Tiles(64, 64, 4, 2))},
+    Entry.FUSED: {64: (Tiles(64, 64, 4, 2),), 128: (Tiles(64, 64, 4, 1),)},
+}
+_PREFERRED_PAIRS_UNMASKED = {Entry.KV: {128: Tiles(32, 128, 8, 2)}}
 # Of fp32 whose head dimensions are shared out, by whether a program keeps keys.
 _SLICED = {
     True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
@@ -156,6 +164,11 @@ def _candidates(
         preferred = (unmasked, *preferred)
     if is_timed_single(backward, target):
         preferred = _PREFERRED_SINGLE[entry]
+    if backward.pairs and target.matrix_unit is MatrixUnit.WGMMA:
+        preferred = _PREFERRED_PAIRS[entry].get(max(widest, 64), ())
+        unmasked = _PREFERRED_PAIRS_UNMASKED.get(entry, {}).get(max(widest, 64))
+        if unmasked is not None and spec.mask is None:
+            preferred = (unmasked, *preferred)
     if backward.slices > 1:
         preferred = _SLICED[entry.axes.by_keys]
     for tiles in preferred:
@@ -200,7 +213,7 @@ def shared_memory(backward: BackwardSpec, entry: Entry, target: Target, tiles: T
     size = spec.q_storage.itemsize
     kept, moving = _sides(entry, tiles)
     is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC
-    resident = kept * dims * size if is_async else 0
+    resident = kept * dims * size if is_async or backward.pairs else 0
     rings = max(1, tiles.num_stages if is_async else tiles.num_stages - 1) * moving * dims * size
     return resident + rings + kept * moving * size
 
@@ -217,7 +230,9 @@ def registers_per_thread(backward: BackwardSpec, entry: Entry, target: Target, t
     fixed = 40.0
     if target.matrix_unit is MatrixUnit.MMA_SYNC:
         fixed += moving * max(dim, dim_v) * words / 32 / 2  # an operand, about half of it at a time
-    if spec.q_storage is Storage.FP32:
+    if backward.pairs:
+        live += kept * max(dim, dim_v)  # a product, before it is added to the others
+    elif spec.q_storage is Storage.FP32:
         live += kept * moving + kept * (dim + dim_v) * words / 2  # operands are split
     return int(live / (32 * tiles.num_warps) + fixed)
 

@@ -15,6 +15,7 @@ from flexc.codegen.hoisting import Hoisting, Vector, as_tile, mask_form, of_func
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
 from flexc.codegen.render import render
+from flexc.codegen.tiles import PAIRS
 from flexc.ir.expr import Expr
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
@@ -73,6 +74,8 @@ class _Forward(Preamble):
     lse: bool
     rescue_nan: bool
     dropout: bool
+    pairs: bool
+    """Whether fp32 is multiplied as pairs of fp16 numbers: tiles of K are then (BLOCK_KV, PADDED_DIM)."""
 
 
 # Which rows of a head come first, and where those of a program start.
@@ -135,6 +138,8 @@ def _view(
     in_row = "(rows < q_len)[:, None]"
     written = "in_rows[:, None]" if packed else in_row
     first_rows = bounds is not None and bounds.first_rows_heaviest
+    pairs = plan.precision == PAIRS
+    k_key, k_dim = ("[:, None]", "[None, :]") if pairs else ("[None, :]", "[:, None]")
     return _Forward(
         header=header(spec, plan, sources, _launch(plan)),
         constants=(
@@ -161,8 +166,8 @@ def _view(
         else as_tile(score, scored.call(score="score * score_scale"), f"{rows}, BLOCK_KV"),
         score_scale=scale,
         q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
-        k_mask="in_range[None, :]" + (" & (dims < HEAD_DIM)[:, None]" if pad else ""),
-        k_mask_whole=", mask=(dims < HEAD_DIM)[:, None], other=0.0" if pad else "",
+        k_mask=f"in_range{k_key}" + (f" & (dims < HEAD_DIM){k_dim}" if pad else ""),
+        k_mask_whole=f", mask=(dims < HEAD_DIM){k_dim}, other=0.0" if pad else "",
         v_mask_whole=", mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0" if pad_v else "",
         v_mask="in_range[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
         out_mask=written + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
@@ -177,6 +182,7 @@ def _view(
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
+        pairs=pairs,
     )
 
 
@@ -197,7 +203,8 @@ def _constants(spec: AttentionSpec, plan: KernelPlan) -> tuple[Constant, ...]:
         constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
     if plan.padded_dim_v != spec.head_dim_v:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    constants.append(Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
+    if plan.precision != PAIRS:
+        constants.append(Constant("PRECISION", f'"{plan.precision}"', "of fp32 matrix products"))
     constants.append(LOG2E)
     if spec.return_lse:
         constants.append(LN2)

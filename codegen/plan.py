@@ -9,7 +9,7 @@ from types import MappingProxyType
 from flexc.codegen.arguments import capture_names
 from flexc.codegen.blocks import why_blocks
 from flexc.codegen.target import MatrixUnit, Target
-from flexc.codegen.tiles import Tiles, choose_tiles, power_of_two_at_least
+from flexc.codegen.tiles import PAIRS, Tiles, choose_tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan, UnknownOption
 from flexc.ir.expr import topological
 from flexc.ir.ops import Op
@@ -28,7 +28,7 @@ class KernelPlan:
     padded_dim: int
     padded_dim_v: int
     precision: str
-    """Of fp32 matrix products, as Triton names it: "ieee", "tf32", "tf32x3" or "bf16x6"."""
+    """Of fp32 matrix products, as Triton names it: "ieee", "tf32", "tf32x3" or "bf16x6"; or "fp16x3"."""
     fast_tanh: bool
     blocks: str
     """How a tile knows the keys to visit: "all", "map" or "ranges"."""
@@ -70,7 +70,9 @@ BACKWARD_OPTIONS = {f"backward_{name}": limits for name, limits in _TILE_OPTIONS
 _SWITCHES = ("fast_tanh", "backward_fused")
 _ASKED = "asked for"
 SPLIT = "bf16x6"
-_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6")
+WHY_PAIRS = "each number as two fp16 ones: three products at the full rate, as exact as sums in fp32"
+_WIDEST_PAIRS = 128
+_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6", PAIRS)
 
 
 def make_plan(
@@ -90,6 +92,8 @@ def make_plan(
     check_options(options)
     wanted = {name: tile_option(name, options[name]) for name in _TILE_OPTIONS if name in options}
     precision, why_precision = choose_precision(spec, target, options.get("precision"))
+    if takes_pairs(spec, target, options.get("precision")):
+        precision, why_precision = PAIRS, WHY_PAIRS
     try:
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     except NoFeasiblePlan:
@@ -98,7 +102,7 @@ def make_plan(
         precision, why_precision = "ieee", "fp32 on the general units: split operands do not fit"
         tiles, why_tiles = choose_tiles(spec, target, precision, wanted, skip)
     fast_tanh, why_tanh = choose_tanh(spec, options.get("fast_tanh"))
-    rescue = spec.mask is not None
+    rescue, why_rescue = _rescue(spec, precision)
     return KernelPlan(
         target=target,
         tiles=tiles,
@@ -115,9 +119,18 @@ def make_plan(
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
             ("blocks", why_blocks(spec, capture_names(spec.captures), options.get("blocks"))),
-            ("rescue_nan", "values that no row sees may be NaN, and 0 * NaN is NaN" if rescue else "no mask"),
+            ("rescue_nan", why_rescue),
         ),
     )
+
+
+def _rescue(spec: AttentionSpec, precision: str) -> tuple[bool, str]:
+    """Whether a tile can be repeated after a NaN came out of it, and why."""
+    if spec.mask is not None:
+        return True, "values that no row sees may be NaN, and 0 * NaN is NaN"
+    if precision == PAIRS:
+        return True, "Inf makes a NaN of a pair"
+    return False, "no mask"
 
 
 def _packing(spec: AttentionSpec) -> tuple[tuple[str, str], ...]:
@@ -167,7 +180,7 @@ def tile_option(name: str, value: object) -> int:
 
 def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tuple[str, str]:
     """How fp32 operands are multiplied, and why."""
-    if wanted is not None:
+    if wanted not in (None, PAIRS):
         return str(wanted), _ASKED
     if spec.q_storage is not Storage.FP32:
         return "ieee", "16-bit products are exact in the fp32 accumulator"
@@ -179,6 +192,21 @@ def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tup
         SPLIT,
         "each operand split into three bf16: more exact than fp32 sums, faster than the general units",
     )
+
+
+def takes_pairs(spec: AttentionSpec, target: Target, wanted: object) -> bool:
+    """Whether a forward multiplies fp32 as pairs of fp16 numbers. Few rows wait for memory in any case."""
+    return holds_pairs(spec, target, wanted) and not spec.few_rows
+
+
+def holds_pairs(spec: AttentionSpec, target: Target, wanted: object) -> bool:
+    """Whether kernels can multiply fp32 as pairs of fp16 numbers: three products at the full rate.
+
+    Tiles of wider heads spill. For tcgen05, kernels of these products that Triton 3.6 makes only trap.
+    """
+    is_single = spec.q_storage is Storage.FP32 and not spec.allow_tf32
+    fits = max(spec.head_dim, spec.head_dim_v) <= _WIDEST_PAIRS
+    return is_single and fits and target.matrix_unit is not MatrixUnit.TCGEN05 and wanted in (None, PAIRS)
 
 
 def choose_tanh(spec: AttentionSpec, wanted: object) -> tuple[bool, str]:

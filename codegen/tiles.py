@@ -53,6 +53,13 @@ _PREFERRED: dict[MatrixUnit, dict[int, tuple[Tiles, ...]]] = {
 }
 # Wide fp32 heads: split operands take six times their registers, so few rows.
 _PREFERRED_FP32 = (Tiles(16, 32, 8, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1))
+# Bests for fp32 as pairs of fp16 numbers and wgmma, by padded head dimension.
+_PREFERRED_PAIRS: dict[int, tuple[Tiles, ...]] = {
+    64: (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
+    128: (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 1)),
+}
+PAIRS = "fp16x3"
+"""How a plan calls products of pairs of fp16 numbers."""
 # Few rows wait for memory: more of it is under way.
 _FEW_ROWS = (Tiles(16, 64, 4, 4), Tiles(16, 64, 4, 3), Tiles(16, 32, 4, 4))
 _LADDER = tuple(
@@ -79,14 +86,14 @@ def choose_tiles(
     """
     tried: dict[Tiles, str] = {}
     spilling: tuple[Tiles, str] | None = None
-    for tiles, origin in _candidates(spec, target, wanted):
+    for tiles, origin in _candidates(spec, target, precision, wanted):
         problem = (
             skip.get(tiles)
             or misfit(spec, target, precision, tiles)
-            or _no_lighter(spec, target, tiles, skip)
+            or _no_lighter(spec, target, precision, tiles, skip)
         )
         if problem is None:
-            problem = _too_few_registers(spec, target, tiles)
+            problem = _too_few_registers(spec, target, precision, tiles)
             if problem is None:
                 return tiles, _reasons(spec, target, precision, tiles, with_history(origin, skip), wanted)
             spilling = spilling or (tiles, f"{origin}, though it may spill ({problem})")
@@ -96,23 +103,27 @@ def choose_tiles(
     raise no_tiles(f"no tiles fit {target.name} for {spec.describe()}", tried, SMALLER)
 
 
-def _no_lighter(spec: AttentionSpec, target: Target, tiles: Tiles, skip: Mapping[Tiles, str]) -> str | None:
+def _no_lighter(
+    spec: AttentionSpec, target: Target, precision: str, tiles: Tiles, skip: Mapping[Tiles, str]
+) -> str | None:
     """After some tiles spilled, only those with fewer live registers are worth compiling."""
     if not skip:
         return None
-    registers = registers_per_thread(spec, target, tiles)
-    lightest = min(registers_per_thread(spec, target, t) for t in skip)
+    registers = registers_per_thread(spec, target, precision, tiles)
+    lightest = min(registers_per_thread(spec, target, precision, t) for t in skip)
     return f"about {registers} registers a thread, {lightest} was too many" if registers >= lightest else None
 
 
 def _candidates(
-    spec: AttentionSpec, target: Target, wanted: Mapping[str, int]
+    spec: AttentionSpec, target: Target, precision: str, wanted: Mapping[str, int]
 ) -> Iterator[tuple[Tiles, str]]:
     widest = max(power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v))
     half = spec.q_storage in (Storage.BF16, Storage.FP16)
     preferred = _PREFERRED[target.matrix_unit].get(max(widest, 64), ()) if half else ()
     if not half and widest >= 256:
         preferred = _PREFERRED_FP32
+    if precision == PAIRS and target.matrix_unit is MatrixUnit.WGMMA:
+        preferred = _PREFERRED_PAIRS.get(max(widest, 64), ())
     if spec.few_rows:
         rows = power_of_two_at_least(spec.few_rows * spec.packed_heads)
         warps = (4, 8) if rows >= 32 else (4,)
@@ -143,8 +154,8 @@ def misfit(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) ->
     return cut or too_large(shared_memory(spec, target, precision, tiles), target)
 
 
-def _too_few_registers(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
-    registers = registers_per_thread(spec, target, tiles)
+def _too_few_registers(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> str | None:
+    registers = registers_per_thread(spec, target, precision, tiles)
     limit = target.register_limit(tiles.num_warps)
     return f"about {registers} registers a thread, {limit} there" if registers > limit else None
 
@@ -155,20 +166,25 @@ def shared_memory(spec: AttentionSpec, target: Target, precision: str, tiles: Ti
     size = spec.q_storage.itemsize
     q = tiles.block_q * dim * size
     step = tiles.block_kv * (dim + dim_v) * max(size, spec.k_storage.itemsize)
-    is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC  # a product may still read a buffer: one more
-    rings = max(1, tiles.num_stages if is_async else tiles.num_stages - 1) * step
+    # A product may still read a buffer: one more. Pairs are made of what is in one, in buffers of their own.
+    is_async = target.matrix_unit is not MatrixUnit.MMA_SYNC and precision != PAIRS
+    fewest = 0 if precision == PAIRS else 1
+    rings = max(fewest, tiles.num_stages if is_async else tiles.num_stages - 1) * step
     # Loads of single elements are staged as K and V are.
     rings += element_loads(spec) * tiles.num_stages * tiles.block_q * tiles.block_kv * 4
     scratch = 16 * tiles.block_q + 16 * tiles.block_kv + 512
     shared_rows = tiles.block_q < 16 * tiles.num_warps  # several warps share the rows of a matrix instruction
-    if spec.q_storage is Storage.FP32 or target.matrix_unit is MatrixUnit.TCGEN05 or shared_rows:
+    is_split = spec.q_storage is Storage.FP32 and precision != PAIRS
+    if is_split or target.matrix_unit is MatrixUnit.TCGEN05 or shared_rows:
         scratch += tiles.block_q * tiles.block_kv * size  # the weights pass through shared memory
-    if spec.q_storage is Storage.FP32 and precision not in ("ieee", "tf32"):
+    if is_split and precision not in ("ieee", "tf32"):
         scratch += q + step // 2  # the remainders of the split operands
+    if precision == PAIRS:
+        scratch += tiles.block_kv * max(dim, dim_v) * size
     return q + rings + scratch
 
 
-def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> int:
+def registers_per_thread(spec: AttentionSpec, target: Target, precision: str, tiles: Tiles) -> int:
     """Registers that the live tiles take, and some for addresses and row statistics."""
     threads = 32 * tiles.num_warps
     dim, dim_v = power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)
@@ -181,7 +197,9 @@ def registers_per_thread(spec: AttentionSpec, target: Target, tiles: Tiles) -> i
     if target.matrix_unit is MatrixUnit.MMA_SYNC:
         live += tiles.block_q * dim * words  # Q stays in registers as an operand
         fixed += tiles.block_kv * max(dim, dim_v) * words / 32 / 2  # K or V too, about half of it at a time
-    if spec.q_storage is Storage.FP32:
+    if precision == PAIRS:
+        live += tiles.block_q * dim_v  # a product, before it is added to the others
+    elif spec.q_storage is Storage.FP32:
         live += scores + tiles.block_q * dim * words  # each operand is split in two
     return int(live / threads + fixed)
 
@@ -202,7 +220,7 @@ def _reasons(
     reasons = {
         "block_q": f"{origin} for a head dimension of {spec.head_dim}",
         "block_kv": f"{origin}; {fit}",
-        "num_warps": f"about {registers_per_thread(spec, target, tiles)} registers a thread",
+        "num_warps": f"about {registers_per_thread(spec, target, precision, tiles)} registers a thread",
         "num_stages": "K and V of the next steps load under this one",
     }
     return tuple((name, "asked for" if name in wanted else reason) for name, reason in reasons.items())

@@ -89,7 +89,7 @@ def _find_or_build(
             scratch,
             requires=(*(() if ranges is None else ranges.requires), *_small_cap(spec, design)),
             head_dims=(spec.head_dim, spec.head_dim_v),
-            spares=Spares.NONE if design is Design.PORTABLE else Spares.OUTSIDE_LOOPS,
+            spares=_spares(spec, target, options, design),
         ),
     )
 
@@ -98,6 +98,14 @@ def _small_cap(spec: AttentionSpec, design: Design) -> tuple[Within, ...]:
     from flexc.codegen.softmax_form import needs_small_cap
 
     return needs_small_cap(spec.score) if spec.small_cap and design is Design.HOPPER else ()
+
+
+def _spares(spec: AttentionSpec, target: Target, options: Mapping[str, object], design: Design) -> Spares:
+    from flexc.codegen.plan import takes_pairs
+
+    if design is not Design.PORTABLE:
+        return Spares.OUTSIDE_LOOPS
+    return Spares.ALL if takes_pairs(spec, target, options.get("precision")) else Spares.NONE
 
 
 def find_or_build(key: str, build: Callable[[Path], Artifact]) -> Kernel:

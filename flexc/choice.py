@@ -119,7 +119,8 @@ def backward_parts(
 
     if not hopper:
         found = schedule(backward, target_named(target), dict(options), wants_q=wants_q, wants_kv=wants_kv)
-        return tuple((backward, entry) for entry in found.entries)
+        pairs = replace(backward, pairs=found.pairs)
+        return tuple((backward if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
     made = suited(backward)
     parts = ((replace(backward, clears_sums=True), Entry.ROWS), (made, Entry.HOPPER), (made, Entry.FINISH))
     if backward.forward.mask is None:

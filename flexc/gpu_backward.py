@@ -20,6 +20,7 @@ from flexc.codegen.hopper_backward_plan import width
 from flexc.ir.spec import Blocks
 from flexc.pack import as_pointed_to, dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
+from flexc.pairs import add_pairs
 from flexc.sinks_gradient import from_delta, from_parts
 
 
@@ -207,6 +208,11 @@ class _Backward:
                 self.tensors[Source.LOST] = self._scratch((1,), torch.int32)
         self._launch(kernel, tiles * heads * batch, {}, {})
 
+    def pairs(self, entry: Entry, kernel: Runnable) -> None:
+        """The operands as pairs of fp16 numbers, and the unit of each row."""
+        rows = add_pairs(self.tensors, self.script)
+        self._launch(kernel, rows // kernel.block_q, {}, {Source.BATCH: self.call.q.shape[0]})
+
     def fused(self, entry: Entry, kernel: Runnable) -> None:
         """All gradients, that of q as sums in fp32."""
         rows = self.tensors[Source.DELTA].shape
@@ -323,6 +329,7 @@ class _Backward:
 _STAGES: dict[Entry, Callable[[_Backward, Entry, Runnable], None]] = {
     Entry.ROWS: _Backward.rows,
     Entry.KV: _Backward.keys_and_values,
+    Entry.PAIRS: _Backward.pairs,
     Entry.Q: _Backward.queries,
     Entry.FUSED: _Backward.fused,
     Entry.Q_SUMS: _Backward.queries,

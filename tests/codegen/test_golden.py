@@ -72,6 +72,7 @@ BACKWARD: dict[str, dict[str, Any]] = {
         "mask": masks.document(DOCUMENTS),
     },
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
+    "pairs": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }
 
 

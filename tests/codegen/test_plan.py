@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from flexc import masks, scores
+from flexc.choice import backward_parts
+from flexc.codegen.backward_spec import Entry, backward_spec
 from flexc.codegen.plan import make_plan
 from flexc.codegen.target import TARGETS, target_for_capability, target_named
 from flexc.codegen.tiles import Tiles, misfit, power_of_two_at_least, shared_memory
@@ -115,6 +117,43 @@ def test_precision_follows_the_inputs() -> None:
     assert make_plan(single, TARGETS["sm90"]).precision not in ("ieee", "tf32")
     assert make_plan(tf32, TARGETS["sm90"]).precision == "tf32"
     assert make_plan(single, TARGETS["sm90"], {"precision": "ieee"}).precision == "ieee"
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm120"])
+def test_fp32_forwards_multiply_pairs_where_they_can(target: str) -> None:
+    single: dict[str, Any] = {"storage": Storage.FP32}
+    assert _precision(target, **single) == "fp16x3"
+    assert _precision(target, {"precision": "bf16x6"}, **single) == "bf16x6"
+    assert _precision(target, head_dim=256, **single) == "bf16x6"
+    assert _precision(target, {"precision": "fp16x3"}, head_dim=256, **single) == "bf16x6"
+    assert _precision(target, few_rows=16, **single) == "bf16x6"
+    assert _precision("sm100", **single) == "ieee"
+    plan = make_plan(spec_for(**single), TARGETS[target])
+    assert plan.rescue_nan  # with no mask too
+    assert "precision = fp16x3: each number as two fp16 ones" in plan.explain()
+
+
+def _precision(target: str, options: dict[str, object] | None = None, **facts: Any) -> str:
+    return make_plan(spec_for(**facts), TARGETS[target], options).precision
+
+
+def test_fp32_backwards_multiply_pairs_where_they_can() -> None:
+    plain: dict[str, Any] = {"storage": Storage.FP32}
+    assert _entries("sm90", **plain) == (Entry.ROWS, Entry.PAIRS, Entry.Q, Entry.KV)
+    assert _entries("sm80", **plain) == (Entry.ROWS, Entry.PAIRS, Entry.FUSED, Entry.Q_SUMS)
+    assert _entries("sm90", {"precision": "bf16x6"}, **plain) == (Entry.ROWS, Entry.FUSED, Entry.Q_SUMS)
+    assert Entry.PAIRS not in _entries("sm100", **plain)
+    assert Entry.PAIRS not in _entries("sm90", head_dim=256, **plain)
+    assert Entry.PAIRS not in _entries("sm90", allow_tf32=True, **plain)
+    assert Entry.PAIRS not in _entries("sm90")
+
+
+def _entries(target: str, options: dict[str, object] | None = None, **facts: Any) -> tuple[Entry, ...]:
+    wanted = backward_spec(spec_for(**facts), (), None)
+    parts = backward_parts(wanted, target, tuple((options or {}).items()), hopper=False)
+    entries = tuple(entry for _, entry in parts)
+    assert {of.pairs for of, entry in parts if entry is not Entry.ROWS} == {Entry.PAIRS in entries}
+    return entries
 
 
 def test_only_16_bit_inputs_take_the_fast_tanh() -> None:

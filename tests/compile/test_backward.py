@@ -86,6 +86,21 @@ def test_single_precision_is_no_empty_kernel_where_split_operands_are() -> None:
     assert all("st.global" in ptx for ptx in kernel.ptx.values())
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_single_precision_takes_fp16_products_alone(fused: bool) -> None:
+    kernel = flexc.compile(
+        head_dim=64,
+        dtype=torch.float32,
+        target="sm90",
+        backward=True,
+        options={"backward_fused": fused},
+    )
+    for entry in FUSED if fused else APART:
+        products = re.findall(r"wgmma\.mma_async\S*", kernel.ptx[entry])
+        assert products
+        assert all(".f32.f16.f16" in product for product in products)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "target"),
     [

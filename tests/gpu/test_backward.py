@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,18 @@ def test_longer_with_groups_sinks_and_lse(dim: int, deterministic: bool) -> None
     arguments = {"sinks": sinks, "with_lse": True, "deterministic": deterministic}
     _check(*qkv, mask_mod=masks.causal, score_mod=bias, **arguments)
     _check(*qkv, score_mod=scores.alibi(torch.rand(8, device="cuda")), **arguments)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(1.0, 1.0, 1.0, 1.0), (6.0, 3.0, 1.0, 1e-8), (1e10, 1e-10, 1e6, 1e3)], ids=str
+)
+def test_single_precision_of_any_size(dim: int, fused: bool, sizes: tuple[float, ...]) -> None:
+    q, k, v = _qkv(1, 4, 2, 1111, 1500, dim, torch.float32)
+    given = problem(q * sizes[0], k * sizes[1], v * sizes[2], options={"backward_fused": fused})
+    given = replace(given, grad_out=given.grad_out * sizes[3])
+    check_gradients(given, _gradients(given, ("q", "k", "v")), ("q", "k", "v"))
 
 
 def test_dropout() -> None:

@@ -43,6 +43,23 @@ def test_head_dims(dim: int, dtype: torch.dtype) -> None:
     _check(*_qkv(200, 333, dim=dim, dtype=dtype))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("mask", [None, masks.causal], ids=["none", "causal"])
+@pytest.mark.parametrize("sizes", [(1.0, 1.0, 1.0), (6.0, 3.0, 1.0), (1e10, 1e-10, 1e6)], ids=str)
+def test_single_precision_of_any_size(dim: int, mask: Any, sizes: tuple[float, ...]) -> None:
+    q, k, v = _qkv(1111, 1500, dim=dim, dtype=torch.float32)
+    _check(q * sizes[0], k * sizes[1], v * sizes[2], mask_mod=mask)
+    _check(q * sizes[0], k * sizes[1] + sizes[1], v * sizes[2] + 3 * sizes[2], mask_mod=mask)
+
+
+def test_inf_and_nan_are_where_plain_products_have_them() -> None:
+    q, k, v = _qkv(300, 333, dtype=torch.float32)
+    v[0, 0, 5, 3], v[0, 0, 7, 4], v[0, 0, 9, 5] = float("inf"), -float("inf"), float("nan")
+    q[..., 2] = q[..., 2].abs() + 0.1
+    k[0, 0, 11, 2] = -float("inf")
+    _check(q, k, v)
+
+
 @pytest.mark.parametrize(("dim", "dim_v"), [(64, 128), (192, 128), (128, 64), (576 - 64, 500)])
 def test_values_of_another_head_dim(dim: int, dim_v: int) -> None:
     _check(*_qkv(300, 333, dim=dim, dim_v=dim_v), mask_mod=masks.causal)

@@ -21,10 +21,9 @@ import triton
 import triton.language as tl
 
 BLOCK_Q = tl.constexpr(128)  # query rows of a program
-BLOCK_KV = tl.constexpr(32)  # keys of a step
+BLOCK_KV = tl.constexpr(64)  # keys of a step
 PADDED_DIM = tl.constexpr(128)  # head dimension of q and k, to a power of two
 PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
-PRECISION = tl.constexpr("bf16x6")  # of fp32 matrix products
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 
 
@@ -51,6 +50,50 @@ def score_mod(score, c):
 def mask_mod(q_idx, kv_idx):
     """q_idx >= kv_idx"""
     return kv_idx <= q_idx
+
+
+@triton.jit
+def units_of(x):
+    """A power of two for each row, and its inverse: the largest of a row is 2**14 to 2**15 such units."""
+    exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.maximum(exponent, 15 << 23) - (14 << 23)
+    return exponent.to(tl.float32, bitcast=True), ((254 << 23) - exponent).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split(x):
+    """Rows as pairs: x is (coarse + fine) * unit, to 22 bits where it is not 2**17 times smaller than its row."""
+    unit, per_unit = units_of(x)
+    x *= per_unit[:, None]
+    coarse = x.to(tl.float16)
+    return coarse, (x - coarse.to(tl.float32)).to(tl.float16), unit
+
+
+@triton.jit
+def product(left, left_fine, right, right_fine):
+    """The product of pairs, less that of their fine parts. The matrix unit cuts its sums off, so it adds few."""
+    found = tl.dot(left_fine, right)
+    found = tl.dot(left, right_fine, found)
+    return tl.dot(left, right, found)
+
+
+@triton.jit
+def split_any(x):
+    """As `split`, of numbers that may be Inf or NaN: their fine parts are 0, and they set no unit."""
+    finite = tl.abs(x) < float("inf")
+    unit, per_unit = units_of(tl.where(finite, x, 0.0))
+    x *= per_unit[:, None]
+    coarse = x.to(tl.float16)
+    return coarse, tl.where(finite, x - coarse.to(tl.float32), 0.0).to(tl.float16), unit
+
+
+@triton.jit
+def product_of_any(left, left_fine, right, right_fine):
+    """As `product`, of numbers that may be Inf or NaN: the coarse parts alone say where the result is."""
+    found = tl.dot(left_fine, right)
+    found = tl.dot(left, right_fine, found)
+    found = tl.where(tl.abs(found) < float("inf"), found, 0.0)
+    return tl.dot(left, right, found)
 
 
 @triton.jit
@@ -109,9 +152,10 @@ def attention_forward(
     dims_v = tl.arange(0, PADDED_DIM_V)
     # Strides are 64-bit, so every offset is.
     q_tile = q_ptr + b * q_stride_b + h * q_stride_h + rows[:, None] * q_stride_s + dims[None, :]
-    k_tile = k_ptr + b * k_stride_b + kv_h * k_stride_h + columns[None, :] * k_stride_s + dims[:, None]
+    k_tile = k_ptr + b * k_stride_b + kv_h * k_stride_h + columns[:, None] * k_stride_s + dims[None, :]
     v_tile = v_ptr + b * v_stride_b + kv_h * v_stride_h + columns[:, None] * v_stride_s + dims_v[None, :]
     q = tl.load(q_tile, mask=(rows < q_len)[:, None], other=0.0)
+    q, q_fine, q_unit = split_any(q)
     # What the mods need once a head.
     head_value = 1.0 / c
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
@@ -131,8 +175,10 @@ def attention_forward(
     kv_end = tl.minimum(q_last + 1, kv_len)
     for kv_start in range(kv_first, kv_end, BLOCK_KV):
         in_range = kv_start + columns < kv_len
-        k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
-        score = tl.dot(q, k, input_precision=PRECISION)
+        k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[:, None], other=0.0)
+        k, k_fine, k_unit = split(k)
+        score = product(q, q_fine, tl.trans(k), tl.trans(k_fine)) * q_unit[:, None]
+        score *= k_unit[None, :]
         kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
         score = score_mod(score * score_scale, c)
         if kv_start >= full_end:
@@ -140,10 +186,13 @@ def attention_forward(
             score = tl.where(allowed, score, float("-inf"))
         p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
         v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        v, v_fine, v_unit = split(v)
+        coarse, fine, unit = split(p * v_unit[None, :])
+        acc += product(coarse, fine, v, v_fine) * unit[:, None]
 
-    # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
-    # prevented: if a NaN came out, these rows are computed again with the unseen values left out.
+    # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN; Inf makes a NaN of a pair. That is rare, so
+    # it is repaired, not prevented: if a NaN came out, these rows are computed again, with the unseen values left
+    # out, and Inf as plain products have it.
     if tl.sum((acc != acc).to(tl.int32)) > 0:  # noqa: PLR0124
         acc = tl.zeros([BLOCK_Q, PADDED_DIM_V], tl.float32)
         row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
@@ -151,8 +200,10 @@ def attention_forward(
 
         for kv_start in tl.range(kv_first, kv_end, BLOCK_KV, num_stages=1):
             in_range = kv_start + columns < kv_len
-            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[None, :], other=0.0)
-            score = tl.dot(q, k, input_precision=PRECISION)
+            k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[:, None], other=0.0)
+            k, k_fine, k_unit = split_any(k)
+            score = product_of_any(q, q_fine, tl.trans(k), tl.trans(k_fine)) * q_unit[:, None]
+            score *= k_unit[None, :]
             kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
             score = score_mod(score * score_scale, c)
             if kv_start >= full_end:
@@ -161,7 +212,9 @@ def attention_forward(
             p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
             in_range = in_range & (tl.max(p, 0) > 0.0)
             v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            v, v_fine, v_unit = split_any(v)
+            coarse, fine, unit = split(p * v_unit[None, :])
+            acc += product_of_any(coarse, fine, v, v_fine) * unit[:, None]
 
     # A row without a key has a sum of 0: its output is 0.
     out = acc * tl.where(row_sum == 0.0, 0.0, 1.0 / row_sum)[:, None]
