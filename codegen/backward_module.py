@@ -12,7 +12,7 @@ from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_rows import PairsView, RowsView, SumsView, pairs_view, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
-from flexc.codegen.diagonals import diagonal_constants, diagonals
+from flexc.codegen.diagonals import diagonal_constants
 from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.hoisting import Element, Hoisting, Vector, as_tile, of_functions
 from flexc.codegen.module import GeneratedKernel
@@ -122,8 +122,7 @@ class _Backward(Preamble):
     adds_exactly: bool
     adds_shared: bool
     """Whether pairs of a tile may share an element."""
-    diagonals: str | None
-    """How a tile is added up along its diagonals, if it is: a `Diagonals`."""
+    adds_diagonals: bool
 
 
 def backward_module(
@@ -225,7 +224,7 @@ def _view(
     reads_score = any(Input.SCORE in inputs_of(g) for g in gradients)
     score_call = _score_call(form, emitted, entry, scaled=reads_score)
     mentions = "score_scale" in (score_call or "") or reads_score or form.factor is not None
-    by = diagonals(form.scatters, spec.q_storage, plan.target, plan.tiles)
+    adds_diagonals = any(s.sum is Sum.DIAGONAL for s in form.scatters)
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     wide = plan.padded_dim + plan.padded_dim_v > 128
@@ -233,7 +232,7 @@ def _view(
         header=header(backward, entry, plan, sources),
         constants=(
             *_constants(backward, plan),
-            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=by),
+            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=adds_diagonals),
         ),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
@@ -284,7 +283,7 @@ def _view(
         reads_live=any(_visible(backward, s) == "live" or s.sum is Sum.NOTHING for s in form.scatters),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),
         adds_shared=any(s.sum is Sum.NOTHING and not s.meets_once for s in form.scatters),
-        diagonals=None if by is None else by.value,
+        adds_diagonals=adds_diagonals,
     )
 
 

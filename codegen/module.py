@@ -144,7 +144,7 @@ def _view(
         header=header(spec, plan, sources, _launch(plan)),
         constants=(
             *_constants(spec, plan),
-            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=None),
+            *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=False),
         ),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from flexc.codegen.diagonals import Diagonals, diagonal_constants, diagonals
+from flexc.codegen.diagonals import diagonal_constants
 from flexc.codegen.distance import inputs_beside, is_of_distance, of_distance, reads_by_distance
-from flexc.codegen.scatter import ScatterForm, Sum
-from flexc.codegen.target import TARGETS
 from flexc.codegen.tiles import Tiles
 from flexc.ir.build import binary, cast, const, input_, load, unary, where
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Hoists, hoists
-from flexc.ir.types import DType, Storage
+from flexc.ir.types import DType
 from tests.ir.expressions import BATCH, HEADS, KV_LEN, Q_LEN, capture_values, floats, full_grid
 
 Q, KV, B, H, SCORE = (input_(i) for i in (Input.Q_IDX, Input.KV_IDX, Input.B, Input.H, Input.SCORE))
@@ -124,32 +120,7 @@ def test_a_value_of_the_distance_is_one_value_a_diagonal(root: Expr) -> None:
     [((64, 64), 128, 32), ((16, 128), 256, 16), ((32, 64), 128, 32), ((16, 16), 32, 16)],
 )
 def test_constants_hold_every_distance(sides: tuple[int, int], distances: int, side: int) -> None:
-    tiles = Tiles(*sides, 4, 1)
-    found = diagonal_constants(tiles, reads=True, adds=Diagonals.SQUARES)
+    found = diagonal_constants(Tiles(*sides, 4, 1), reads=True, adds=True)
     assert [c.value for c in found] == [distances, side]
-    found = diagonal_constants(tiles, reads=False, adds=Diagonals.PRODUCT)
-    assert [c.value for c in found] == [distances]
-    assert distances >= sum(sides), "the first distance is none that a tile has"
-    assert not diagonal_constants(tiles, reads=False, adds=None)
-
-
-OWN = ScatterForm(0, input_(Input.GRAD), H, H, Sum.DIAGONAL, meets_once=False, by_batch=False)
-
-
-@pytest.mark.parametrize(
-    ("scatters", "storage", "target", "sides", "how"),
-    [
-        ((), Storage.BF16, "sm90", (64, 64), None),
-        ((replace(OWN, sum=Sum.ROW),), Storage.BF16, "sm90", (64, 64), None),
-        ((OWN,), Storage.BF16, "sm90", (64, 64), Diagonals.PRODUCT),
-        ((OWN,), Storage.BF16, "sm80", (16, 64), Diagonals.PRODUCT),
-        ((OWN,), Storage.FP16, "sm90", (64, 64), Diagonals.SQUARES),
-        ((OWN,), Storage.FP32, "sm90", (64, 64), Diagonals.SQUARES),
-        ((OWN,), Storage.BF16, "sm90", (16, 32), Diagonals.SQUARES),
-        ((OWN,), Storage.BF16, "sm100", (64, 64), Diagonals.SQUARES),
-    ],
-)
-def test_how_diagonals_are_added_up(
-    scatters: tuple[ScatterForm, ...], storage: Storage, target: str, sides: tuple[int, int], how: object
-) -> None:
-    assert diagonals(scatters, storage, TARGETS[target], Tiles(*sides, 4, 1)) is how
+    assert distances >= sum(sides) - 1
+    assert not diagonal_constants(Tiles(*sides, 4, 1), reads=False, adds=False)

@@ -71,8 +71,13 @@ def test_compiles(name: str, target: str, head_dim: int, fused: bool) -> None:
 
 
 def test_a_bias_by_distance_is_read_once_a_distance_not_once_a_pair() -> None:
+    tiles = {"block_q": 64, "block_kv": 64, "num_warps": 4, "num_stages": 2}
+    same_tiles = {**tiles, **{f"backward_{name}": value for name, value in tiles.items()}}
+
     def reads(score: Any) -> dict[str, int]:
-        kernel = flexc.compile(score_mod=score, head_dim=64, target="sm90", backward=True, backend="triton")
+        kernel = flexc.compile(
+            score_mod=score, head_dim=64, target="sm90", backward=True, backend="triton", options=same_tiles
+        )
         names = (*APART, "attention_forward")
         return {name: len(re.findall(r"ld\.global|cp\.async\.c[ag]", kernel.ptx[name])) for name in names}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +11,8 @@ import torch
 
 import flexc
 from flexc import masks, scores
-from flexc.codegen import backward_module
-from flexc.codegen.diagonals import Diagonals
 from flexc.gpu import run
 from flexc.gpu_backward import backward
-from flexc.interpret_backward import _interpreted
 from tests.gradients import check_gradients, differentiable_slots, problem
 from tests.oracle import golden
 
@@ -152,24 +149,6 @@ def test_a_table_of_each_batch() -> None:
     _check(q, k, v, score, options=_options(32, 32))
 
 
-@pytest.fixture
-def by_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Diagonals are added up as for bf16, which the interpreter does not multiply."""
-    monkeypatch.setattr(backward_module, "diagonals", lambda *_: Diagonals.PRODUCT)
-    _interpreted.cache_clear()
-    yield
-    _interpreted.cache_clear()
-
-
-@pytest.mark.usefixtures("by_product")
-@pytest.mark.parametrize("tiles", TILES, ids=str)
-@pytest.mark.parametrize("mask", [None, masks.causal], ids=["every_pair", "causal"])
-def test_diagonals_by_a_product(tiles: tuple[int, int], mask: Any) -> None:
-    bias = scores.relative_bias(torch.randn(2, 99))
-    _check(*_qkv(40, 50), bias, mask_mod=mask, options=_options(*tiles))
-
-
-@pytest.mark.usefixtures("by_product")
 def test_what_is_hidden_reaches_no_other_diagonal() -> None:
     given = _qkv(40, 50)
     given[2][:, :, 45:] = float("nan")

@@ -265,6 +265,7 @@ PRECISION = tl.constexpr("ieee")  # of fp32 matrix products
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of delta and shift are padded to
 LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 DISTANCES = tl.constexpr(256)  # of a tile, to a power of two
+SIDE = tl.constexpr(32)  # of the squares that diagonals are added up in
 
 
 @triton.jit
@@ -310,24 +311,35 @@ def over_tile(vector):
 
 @triton.jit
 def diagonal_sums(tile):
-    """Sums of a (BLOCK_KV, BLOCK_Q) tile along its diagonals, from that of the distance -BLOCK_KV on, in DISTANCES.
+    """Sums of a (BLOCK_KV, BLOCK_Q) tile along its diagonals, and how far apart the pairs of each are.
 
-    The tile is taken as squares of 8. Those on one diagonal of squares are added up by a product with zeros and ones,
-    which has a row for each position in a square. In memory such sums lie in order of their distance for each row of
-    a square, one position further in each next row. None is 8 squares before the diagonal: there, rows may overlap.
+    The tile is taken as squares of SIDE. Row i of a square is read from column i on, and on into the next square to
+    the right, behind the last into the first: what is then in a column lies on one diagonal of the one square or of
+    the other. Each has its own sum. In memory the tile lies in squares of 8, so that neither writing nor reading it
+    meets a bank twice.
     """
-    squares = tl.permute(tl.reshape(tile, [BLOCK_KV // 8, 8, BLOCK_Q // 8, 8]), (1, 3, 0, 2))
-    squares = tl.reshape(squares, [64, BLOCK_KV // 8 * (BLOCK_Q // 8)])
-    near = (
-        tl.arange(0, BLOCK_Q // 8)[None, :, None] - tl.arange(0, BLOCK_KV // 8)[:, None, None] + BLOCK_KV // 8
-    )
-    chosen = (near == tl.arange(0, DISTANCES // 8)[None, None, :]).to(tl.float32)
-    chosen = tl.reshape(chosen, [BLOCK_KV // 8 * (BLOCK_Q // 8), DISTANCES // 8])
-    sums = tl.reshape(tl.dot(squares, chosen, input_precision="tf32"), [8, 8, DISTANCES // 8])
-    sums = tl.reshape(tl.permute(sums, (0, 2, 1)), [8 * DISTANCES])
-    index = (DISTANCES + 1) * tl.arange(0, 8)[:, None] + tl.arange(0, DISTANCES)[None, :]
-    turned = tl.gather(sums, tl.reshape(index % (8 * DISTANCES), [8 * DISTANCES]), 0)
-    return tl.sum(tl.reshape(turned, [8, DISTANCES]), 0)
+    square_row = tl.arange(0, BLOCK_KV // SIDE)[None, None, None, :, None, None, None]
+    square_column = tl.arange(0, BLOCK_Q // SIDE)[None, None, None, None, :, None, None]
+    down = tl.arange(0, SIDE // 8)[:, None, None, None, None, None, None]
+    across = tl.arange(0, SIDE // 8)[None, None, :, None, None, None, None]
+    row = 4 * tl.arange(0, 2)[None, :, None, None, None, None, None]
+    row += tl.arange(0, 4)[None, None, None, None, None, :, None]
+    column = tl.arange(0, 8)[None, None, None, None, None, None, :] + row
+    eighth = down + across + column // 8
+    is_next = eighth >= SIDE // 8
+    next_square = (square_column + 1) % (BLOCK_Q // SIDE)
+    eighth += tl.where(is_next, (next_square - 1) * (SIDE // 8), square_column * (SIDE // 8))
+    index = (((square_row * (SIDE // 8) + down) * (BLOCK_Q // 8) + eighth) * 8 + row) * 8 + column % 8
+    squares = tl.permute(tl.reshape(tile, [BLOCK_KV // 8, 8, BLOCK_Q // 8, 8]), (0, 2, 1, 3))
+    turned = tl.gather(tl.reshape(squares, [BLOCK_KV * BLOCK_Q]), tl.reshape(index, [BLOCK_KV * BLOCK_Q]), 0)
+    turned = tl.reshape(turned, index.shape)
+    here = tl.sum(tl.sum(tl.sum(tl.where(is_next, 0.0, turned), 0), 0), 3)
+    there = tl.sum(tl.sum(tl.sum(tl.where(is_next, turned, 0.0), 0), 0), 3)
+    distance = 8 * tl.arange(0, SIDE // 8)[:, None, None, None] + tl.arange(0, 8)[None, None, None, :]
+    distance -= SIDE * tl.arange(0, BLOCK_KV // SIDE)[None, :, None, None]
+    start = tl.arange(0, BLOCK_Q // SIDE)[None, None, :, None]
+    next_start = (start + 1) % (BLOCK_Q // SIDE) - 1
+    return tl.join(here, there), tl.join(distance + SIDE * start, distance + SIDE * next_start)
 
 
 @triton.jit
@@ -437,8 +449,8 @@ def attention_backward_kv(
             dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
             grad = p * (dp - delta[None, :])
             table_sum_tile = tl.where(in_columns[:, None], table_grad(grad), 0.0)
-            sums = diagonal_sums(table_sum_tile)
-            apart = q_start - kv_start - BLOCK_KV + tl.arange(0, DISTANCES)
+            sums, apart = diagonal_sums(table_sum_tile)
+            apart += q_start - kv_start
             tl.atomic_add(
                 sums_0_ptr + table_sum_at + apart,
                 sums,
