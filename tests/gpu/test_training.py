@@ -168,3 +168,16 @@ def test_dropout_that_is_repeated_drops_the_pairs_of_its_seed(backend: str) -> N
     for first, second in found.values():
         torch.testing.assert_close(first, second, rtol=1e-2, atol=1e-2)
     assert not torch.equal(found[1][0][0], found[2][0][0])
+
+
+def test_batched_gradients() -> None:
+    """Autograd computes them in a thread of the device's own."""
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.float16, "requires_grad": True}
+    q, k, v = (torch.randn(1, 2, 130, 64, **options) for _ in range(3))
+    grads = torch.randn(3, *q.shape, device="cuda", dtype=torch.float16)
+    for _ in range(2):
+        out = flexc.attention(q, k, v, mask_mod=flexc.masks.causal)
+        found = torch.autograd.grad(out, (q, k, v), grads, is_grads_batched=True, retain_graph=True)
+        for n, grad in enumerate(grads):
+            expected = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+            torch.testing.assert_close([x[n] for x in found], list(expected), rtol=2e-2, atol=2e-2)
