@@ -96,6 +96,8 @@ class Source(Enum):
     GRAD_CAPTURE = "grad_capture"
     PLACED_SUMS = "placed_sums"
     """What is added up by row or distance before it goes to captured gradients; `slot` is the scatter's."""
+    ROW_SUMS = "row_sums"
+    """Sums by row from which a gradient of heads is corrected; `slot` is the scatter's, or -1 of all."""
     GRAD_OUT_STRIDE = "grad_out_stride"
     GRAD_Q_STRIDE = "grad_q_stride"
     GRAD_K_STRIDE = "grad_k_stride"

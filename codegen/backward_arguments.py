@@ -14,6 +14,7 @@ from flexc.codegen.arguments import (
 from flexc.codegen.backward_form import backward_form, sum_type
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
+from flexc.codegen.scatter import Sum
 from flexc.ir.expr import Expr
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
@@ -100,7 +101,7 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
         Argument("dk_parts_ptr", "*fp32", Source.GRAD_K_PARTS, divisible=spec.aligned),
         Argument("dv_parts_ptr", "*fp32", Source.GRAD_V_PARTS, divisible=spec.aligned),
         *capture_arguments(spec, names, _roots(backward, entry)),
-        *_capture_gradients(backward, names),
+        *capture_gradients(backward, names),
         *_block_map(backward, entry),
         *stride_arguments((*_strided_inputs(backward), "dk", "dv"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
@@ -184,9 +185,17 @@ def _captured(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument,
     )
 
 
-def _capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[Argument]:
+def capture_gradients(backward: BackwardSpec, names: tuple[str, ...]) -> list[Argument]:
     """Where programs add up what goes to gradients of captured tensors."""
     return [*_gradients(backward, names, placed=False), *_placed_sums(backward)]
+
+
+def row_sums(backward: BackwardSpec) -> list[Argument]:
+    """Sums by row from which gradients of heads are corrected: of the scores' gradients, and of weights."""
+    scatters = backward_form(backward, scatters=True).scatters
+    heads = [n for n, s in enumerate(scatters) if s.sum is Sum.HEAD]
+    weights = [Argument(f"weights_{n}_ptr", "*fp32", Source.ROW_SUMS, n) for n in heads]
+    return [Argument("row_sums_ptr", "*fp32", Source.ROW_SUMS, -1), *weights] if heads else []
 
 
 def _gradients(backward: BackwardSpec, names: tuple[str, ...], *, placed: bool) -> list[Argument]:

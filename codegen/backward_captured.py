@@ -8,10 +8,11 @@ from flexc.codegen.arguments import Argument
 from flexc.codegen.backward_form import adds_exactly, backward_form
 from flexc.codegen.backward_header import header
 from flexc.codegen.backward_spec import BackwardSpec, Entry
-from flexc.codegen.hoisting import Element, Hoisting
+from flexc.codegen.hoisting import Hoisting
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import Constant, Preamble
-from flexc.codegen.scatter import ScatterForm, Sum
+from flexc.codegen.scatter import Sum
+from flexc.codegen.scatter_code import head_of_sums, where_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +40,6 @@ class CapturedView(Preamble):
     places: tuple[_Place, ...]
 
 
-def where_to(hoisting: Hoisting, scatter: ScatterForm) -> Element:
-    """A function of pairs: the element that their gradients go to, and whether there is one."""
-    name = hoisting.names[scatter.slot]
-    doc = f"Where the gradient of {name} goes, and whether it is there."
-    return hoisting.anywhere(hoisting.fresh(f"{name}_at"), [scatter.at, scatter.inside], doc)
-
-
-def first_place(scatter: ScatterForm) -> str:
-    """Where the sums of a head begin: those of rows, or those of distances, from 0 on."""
-    if scatter.sum is Sum.ROW:
-        return f"{_head(scatter)} * q_len"
-    return f"{_head(scatter)} * (q_len + kv_len - 1) + kv_len - 1"
-
-
-def _head(scatter: ScatterForm) -> str:
-    return "(b * q_heads + h).to(tl.int64)" if scatter.by_batch else "h.to(tl.int64)"
-
-
 def captured_view(
     backward: BackwardSpec, plan: KernelPlan, names: tuple[str, ...], arguments: tuple[Argument, ...]
 ) -> CapturedView:
@@ -82,7 +65,7 @@ def captured_view(
                 by_row=s.sum is Sum.ROW,
                 by_batch=s.by_batch,
                 count="q_len" if s.sum is Sum.ROW else "(q_len + kv_len - 1)",
-                head=_head(s),
+                head=head_of_sums(s),
                 at=f.call(),
             )
             for (n, s), f in zip(placed, functions, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.backward_arguments import backward_arguments
-from flexc.codegen.backward_captured import CapturedView, captured_view, first_place, where_to
+from flexc.codegen.backward_captured import CapturedView, captured_view
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_rows import PairsView, RowsView, SumsView, pairs_view, rows_view, sums_view
@@ -20,6 +20,7 @@ from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import ScatterForm, Sum
+from flexc.codegen.scatter_code import ScatterCode, first_place, scatter_code
 from flexc.ir.build import input_
 from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
@@ -165,8 +166,7 @@ class _Emitted:
     grad: Element | None
     mask: Element | None
     scale: str | None
-    scatters: tuple[tuple[ScatterForm, Element, Element | None], ...]
-    """Each with its value, and where that goes; None if that is decided in the end."""
+    scatters: tuple[ScatterCode, ...]
 
     @property
     def elements(self) -> list[Element]:
@@ -192,17 +192,11 @@ def _emit(
     )
     grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
     mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
-    scatters = tuple(_emit_scatter(hoisting, scatter) for scatter in form.scatters)
+    scatters = tuple(scatter_code(hoisting, scatter) for scatter in form.scatters)
     scale = None
     if form.score is not None:
         scale = "scale" if form.factor is None else hoisting.scale(form.factor)
     return _Emitted(hoisting, bounds, moving, score, grad, mask, scale, scatters)
-
-
-def _emit_scatter(hoisting: Hoisting, scatter: ScatterForm) -> tuple[ScatterForm, Element, Element | None]:
-    name = hoisting.names[scatter.slot]
-    value = hoisting.element(hoisting.fresh(f"{name}_grad"), scatter.value, scatter.value)
-    return scatter, value, None if scatter.sum.has_places else where_to(hoisting, scatter)
 
 
 def _view(

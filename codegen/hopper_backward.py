@@ -8,19 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flexc.codegen.arguments import RESERVED, capture_names
+from flexc.codegen.arguments import capture_names
 from flexc.codegen.backward_form import Form, backward_form
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
-from flexc.codegen.gluon_names import ADDING, NAMES, RENAMED
-from flexc.codegen.hoisting import Element, Function, Hoisting
+from flexc.codegen.distance import reads_by_distance
+from flexc.codegen.gluon_names import ADDING, RENAMED
+from flexc.codegen.hoisting import Element, Function, Hoisting, Vector, of_functions
 from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
+from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
 from flexc.codegen.hopper_words import needed
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
+from flexc.codegen.scatter import Sum
+from flexc.codegen.scatter_code import scatter_code
 from flexc.ir.build import const
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.graph import ModSource
@@ -62,27 +67,6 @@ _HEADS_SIDE_BY_SIDE = (
     "As many heads as run at a time take turns: programs of one head, which wait for each other, then begin\n"
     "    one after another. The last keys of a head come first, and their dQ is added first."
 )
-# Every name that the template uses.
-ALL_NAMES = RESERVED | frozenset({
-    "gluon", "gl", "tma", "mbarrier", "fence_async_shared", "warpgroup_mma", "warpgroup_mma_init",
-    "warpgroup_mma_wait", "getattr", "KEYS", "Q_STAGES", "DQ_COLUMNS", "Q_BYTES", "KV_BYTES", "WALK",
-    "OPERAND", "L2_ROWS", "sigmoid", "place_of", "take_turn", "give_turn", "score_gradient",
-    "query_gradient", "stage", "load_tiles", "accumulate", "attention_backward", "batch", "never", "keep",
-    "lost", "lost_ptr", "heads", "together", "first", "size", "rest", "which", "x", "order", "numbers",
-    "table", "starts", "row_numbers", "row", "count", "counted", "plain", "start", "step", "steps", "slot",
-    "after", "half", "ahead", "wanted", "some", "t", "i", "one_layout", "score_layout", "acc_layout",
-    "dq_layout", "weight_layout", "row_layout", "column_layout", "ds_layout", "first_key", "zero",
-    "dq_zero", "keys_left", "q_here", "tell", "told", "next_tile", "count_steps", "last_head", "none",
-    "fresh", "end", "k_mine", "v_mine", "ds_mine", "dq_row", "masked", "dout_h", "dout_start", "firsts",
-    "ends", "acc_zero", "dp", "ds", "share", "k_ready", "v_ready", "q_ready", "dout_ready", "done",
-    "dq_sum_desc", "dq_sum_ptr", "full_first", "full_end", "q_end", "RESIDENT", "turns_ptr", "turn_ptr",
-    "turns", "own_turn", "await_turn", "pass_turn", "turn_before", "rows_of", "add_in_order", "first_row",
-    "staged", "fetched", "nearest", "following", "before_first", "before_end", "row_map_offsets_ptr",
-    "row_map_stretches_ptr", "row_map_stride_b", "row_map_stride_h", "found", "ticket", "number",
-    *(f"{tensor}_desc" for tensor in ("q", "k", "v", "dout", "dk", "dv", "shift", "delta")),
-    *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "dk", "shift", "delta")),
-    *NAMES,
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +117,15 @@ class _Main(Preamble):
     halves_are_columns: bool
     register_bases: str
     unpack: tuple[str, ...]
+    vectors: tuple[Vector, ...]
+    spread_shape: tuple[int, ...]
+    """What a thread holds of a tile, joined two by two, and how its dimensions are those of the tile."""
+    spread_order: tuple[int, ...]
+    scatters: tuple[HopperScatter, ...]
+    scatters_read_rows: bool
+    adds_diagonals: bool
+    adds_heads: bool
+    exact_weights: bool
     operand: str
     operand_pair: str
     rescue_nan: bool
@@ -145,10 +138,10 @@ def hopper_backward_module(
     backward: BackwardSpec, entry: Entry, plan: HopperBackwardPlan, sources: tuple[ModSource, ...]
 ) -> GeneratedKernel:
     """The file of the large kernel of a Hopper backward, or of the one that finishes dQ."""
-    form = _linear(backward_form(backward, scatters=False))
+    form = _linear(backward_form(backward, scatters=bool(backward.slots) and entry is Entry.HOPPER))
     if entry is Entry.FINISH:
         return finish_module(backward, plan, form)
-    names = capture_names(backward.forward.captures, ALL_NAMES)
+    names = capture_names(backward.forward.captures, NAMES_OF_BACKWARD)
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
     text = render("hopper_backward.py.jinja", view)
@@ -173,9 +166,18 @@ def _view(
     spec = backward.forward
     blocks, ranges = backward.blocks(Entry.HOPPER), backward.ranges(Entry.HOPPER)
     bound_roots = [] if ranges is None else range_roots(ranges, BY_KEYS)
-    hoisting = Hoisting(spec, names, form.roots, set(arguments) | ALL_NAMES, bound_roots, columns_stay=True)
+    hoisting = Hoisting(
+        spec,
+        names,
+        form.roots,
+        set(arguments) | NAMES_OF_BACKWARD,
+        bound_roots,
+        columns_stay=True,
+        by_distance=reads_by_distance(*form.of_scores),
+    )
     bounds = None if ranges is None else tile_bounds(ranges, hoisting, BY_KEYS)
     score_rows = (*hoisting.row_lines(form.score), *hoisting.row_lines(form.grad))
+    score_rows += tuple(line for scatter in form.scatters for line in hoisting.row_lines(scatter.value))
     mask_rows = hoisting.row_lines(form.mask)
     score = (
         None if form.score is None else hoisting.element("score_mod", form.score, spec.score or form.score)
@@ -183,7 +185,10 @@ def _view(
     grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
     mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
     scale = _scale(form, hoisting)
-    elements = [e for e in (score, grad, mask) if e is not None]
+    codes = tuple(scatter_code(hoisting, scatter) for scatter in form.scatters)
+    scatters = hopper_scatters(codes, names, [hoisting.fresh(f"{names[c.form.slot]}_sum") for c in codes])
+    values = [code.value for code, scatter in zip(codes, scatters, strict=True) if not scatter.is_own]
+    elements = [e for e in (score, grad, mask, *values) if e is not None]
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
@@ -199,6 +204,7 @@ def _view(
     columns = plan.dq_columns
     bases = [[1], [2], *([512 << i] for i in range((columns // 8).bit_length() - 1))]
     reads_rows_score = _reads("q_idx", scored, score_rows)
+    vectors, spread = bool(hoisting.vectors), _spread(plan)
     reads_rows_mask = mask is not None and _reads("q_idx", [mask], mask_rows)
     scale_of_head = needs_scale and scale is not None and per_head
     head_lines = list(hoisting.head)
@@ -212,18 +218,28 @@ def _view(
         constants=_constants(backward, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=tuple(_function(e.function) for e in elements),
+        functions=tuple(
+            _function(f)
+            for f in (
+                *(v.function for v in hoisting.vectors),
+                *(e.function for e in (*elements, *(code.at for code in codes if code.at is not None))),
+            )
+        ),
         argument_lines=tuple(textwrap.wrap(", ".join(arguments) + ",", _WIDTH)),
         head_lines=_gluon(head_lines),
         column_lines=_gluon([line for line in hoisting.column if line not in of_head]),
         column_lines_of_head=_gluon([line for line in hoisting.column if line in of_head]),
-        mods_read_rows=reads_rows_score or reads_rows_mask,
-        mods_read_head=bool(head_lines or of_head) or _reads("h", elements, (*score_rows, *mask_rows)),
+        mods_read_rows=reads_rows_score or reads_rows_mask or vectors or bool(scatters),
+        mods_read_head=vectors
+        or bool(scatters)
+        or bool(head_lines or of_head)
+        or _reads("h", elements, (*score_rows, *mask_rows)),
         score_row_lines=_gluon(score_rows),
         mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in _gluon(mask_rows)),
         score_reads_rows=reads_rows_score,
         mask_reads_rows=reads_rows_mask,
-        mods_read_columns=_reads("kv_idx", elements, (*score_rows, *mask_rows, *hoisting.column)),
+        mods_read_columns=bool(scatters)
+        or _reads("kv_idx", elements, (*score_rows, *mask_rows, *hoisting.column)),
         score_scaled=reads_score,
         score_call=call,
         score_result="modified" if reads_score else "score",
@@ -246,6 +262,16 @@ def _view(
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),
         unpack=_UNPACK[spec.q_storage],
+        vectors=tuple(
+            replace(v, function=_function(v.function), call=_gluon([v.call])[0]) for v in hoisting.vectors
+        ),
+        spread_shape=spread[0],
+        spread_order=spread[1],
+        scatters=scatters,
+        scatters_read_rows=_reads("q_idx", values, ()),
+        adds_diagonals=any(s.sum == Sum.DIAGONAL.value for s in scatters),
+        exact_weights=any(s.sum != Sum.HEAD.value for s in scatters),
+        adds_heads=any(s.sum == Sum.HEAD.value for s in scatters),
         operand=_OPERAND[spec.q_storage],
         operand_pair=_PAIR[spec.q_storage],
         rescue_nan=plan.rescue_nan,
@@ -287,6 +313,13 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
         "masked_tile": f"({masked})",
         "visit_lines": visits,
     }
+
+
+def _spread(plan: HopperBackwardPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Warps, threads down and across, the columns' blocks of 8 bit by bit, in these 2 columns and 2 rows."""
+    bits = (plan.tiles.block_q // 8).bit_length() - 1
+    blocks = tuple(range(2 + bits, 2, -1))
+    return (4, 8, 4, *(2,) * (bits + 2)), (0, bits + 4, 1, *blocks, 2, bits + 3)
 
 
 def _scale(form: Form, hoisting: Hoisting) -> str | None:
@@ -334,7 +367,7 @@ def _placement(view: _Main) -> tuple[str, ...]:
     levels = {"head": view.head_lines, "column": view.column_lines}
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     lines += [f"once a step: {line}" for line in (*view.score_row_lines, *view.mask_row_lines)]
-    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
+    return (*lines, *of_functions(view.functions, view.vectors))
 
 
 def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Constant, ...]:

@@ -12,6 +12,7 @@ from flexc.codegen.arguments import (
     descriptor_type,
     stride_arguments,
 )
+from flexc.codegen.backward_arguments import capture_gradients, row_sums
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, range_roots
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
@@ -42,6 +43,8 @@ def main_arguments(
         *_lost(plan),
         *((Argument("turns_ptr", "*i32", Source.TURNS),) if plan.ordered else ()),
         *capture_arguments(spec, names, roots),
+        *(capture_gradients(backward, names) if backward.slots else ()),
+        *(row_sums(backward) if backward.slots else ()),
         *(MAP_ARGUMENTS if by_map else ()),
         *(ROW_MAP_ARGUMENTS if by_map and plan.ordered else ()),
         *stride_arguments(("q", "k", "v", "dout", "dk", "dv"), divisible=True),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
+from flexc.codegen.hopper_gradients import why_no_gradients
 from flexc.codegen.hopper_plan import unfit as unfit_forward
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, tile_option
@@ -71,9 +72,9 @@ def unfit(backward: BackwardSpec, target: Target) -> str | None:
         return f"a head dimension is above {_WIDEST}"
     if width(spec.head_dim) != width(spec.head_dim_v):
         return f"head dimensions {spec.head_dim} and {spec.head_dim_v} need buffers of different widths"
-    if backward.slots:
-        return "captured tensors want gradients"
-    return None
+    if backward.slots and backward.deterministic:
+        return "captured tensors want gradients, and deterministic ones"
+    return why_no_gradients(backward)
 
 
 def suited(backward: BackwardSpec) -> BackwardSpec:
@@ -131,8 +132,9 @@ def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
         wide = Tiles(64, BLOCK_KV, 4, 4)
         # Barriers more, and what is known of a block map, leave no room for the fourth tile of queries.
         return (wide, Tiles(64, BLOCK_KV, 4, 3)) if backward.deterministic else (wide,)
-    # A factor on the gradient of the score is another number a weight: too many with 128 queries.
-    few = backward_form(backward, scatters=False).grad is not None
+    # A factor on the gradient of the score is another number a weight: too many with 128 queries. So are
+    # unrounded gradients.
+    few = bool(backward.slots) or backward_form(backward, scatters=False).grad is not None
     return (Tiles(64, BLOCK_KV, 4, 4),) if few else (Tiles(128, BLOCK_KV, 4, 3), Tiles(64, BLOCK_KV, 4, 4))
 
 
@@ -150,6 +152,8 @@ def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:
     spec = backward.forward
     if tiles.block_q not in (64, 128) or tiles.block_kv != BLOCK_KV or tiles.num_warps != 4:
         return f"64 or 128 queries meet {BLOCK_KV} keys, in warpgroups of 4 warps"
+    if tiles.block_q == 128 and backward.slots:
+        return "128 queries and gradients of captured tensors do not fit the registers"
     if tiles.block_q == 128 and width(spec.head_dim) == _WIDEST:
         return "128 queries of wide heads do not fit the registers"
     cut = off_the_map(spec, tiles.block_q, tiles.block_kv)

@@ -9,7 +9,7 @@ from flexc.codegen.distance import is_of_distance
 from flexc.codegen.signs import nonnegative
 from flexc.ir.adjoint import Scatter
 from flexc.ir.build import TRUE, binary, cast, compare, const, input_, logic, size, where
-from flexc.ir.expr import Expr
+from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.simplify import simplify
@@ -47,6 +47,7 @@ class ScatterForm:
     """
 
     slot: int
+    indices: tuple[Expr, ...]
     value: Expr
     at: Expr
     inside: Expr
@@ -55,6 +56,11 @@ class ScatterForm:
     """No two pairs share an element."""
     by_batch: bool
     """Whether the element depends on the batch."""
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the element depends on captured values."""
+        return any(n.op in (Op.LOAD, Op.SCALAR) for n in topological(*self.indices))
 
 
 def scatter_form(scatter: Scatter) -> ScatterForm:
@@ -71,6 +77,7 @@ def scatter_form(scatter: Scatter) -> ScatterForm:
     plain = {index.attr for index in scatter.indices if index.op is Op.INPUT}
     return ScatterForm(
         slot=scatter.slot,
+        indices=scatter.indices,
         value=scatter.value,
         at=simplify(at),
         inside=simplify(inside) if scatter.indices else compare(Op.LE, const(0), input_(Input.H)),

@@ -11,9 +11,10 @@ from flexc.call import AttentionCall
 from flexc.captured_gradient import from_sums
 from flexc.codegen.arguments import Source
 from flexc.codegen.backward_form import backward_form
-from flexc.codegen.backward_spec import BackwardSpec
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec
 from flexc.codegen.scatter import Sum
 from flexc.frontend.value import Value
+from flexc.head_gradients import corrected
 
 
 class CapturedSums:
@@ -31,6 +32,33 @@ class CapturedSums:
         """By slot."""
         self.places: dict[int, torch.Tensor] = {}
         """By the number of the scatter: (batches, heads, rows or distances)."""
+        self.rows: dict[int, torch.Tensor] = {}
+        """What `correct_heads` needs, by the number of the scatter: (batches, heads, padded rows)."""
+        self._before: dict[int, torch.Tensor] = {}
+        self._lost: torch.Tensor | None = None
+
+    @property
+    def in_memory(self) -> dict[int, torch.Tensor]:
+        """All sums that are not by slot, by the number of the scatter."""
+        return {**self.places, **self.rows}
+
+    def start_over(self, lost: torch.Tensor) -> None:
+        """Kernels add up again; what they find is taken if `lost` is not 0, or else what is there now."""
+        self._before, self._lost = self.sums, lost
+        self.sums, self.places = {}, {}
+
+    def correct_heads(self, spec: BackwardSpec, values: Sequence[Value]) -> None:
+        """Take out of gradients of heads what the rounding of delta left in them; see `head_gradients`."""
+        if not self.rows:
+            return
+        forms = backward_form(spec, scatters=True).scatters
+        batch, heads = self._call.q.shape[:2]
+        for slot in dict.fromkeys(forms[n].slot for n in self.rows if n >= 0):
+            found = [n for n in self.rows if n >= 0 and forms[n].slot == slot]
+            scatters = tuple(forms[n] for n in found)
+            run = corrected(scatters, (batch, heads), tuple(values), self._call.q.device)
+            read = (self.sums[slot], self.rows[-1], *(self.rows[n] for n in found))
+            self.sums[slot] = self._script.then(run, *read)
 
     @property
     def batches(self) -> int:
@@ -52,6 +80,10 @@ class CapturedSums:
                 value = values[slot]
                 assert isinstance(value, torch.Tensor)
                 self.sums[slot] = self._zeros((value.numel(), *words) if exact else tuple(value.shape), dtype)
+            elif argument.source is Source.ROW_SUMS:
+                batch, heads, q_len, _ = self._call.q.shape
+                padded = -(-q_len // ROWS_PADDED_TO) * ROWS_PADDED_TO
+                self.rows[slot] = self._zeros((batch, heads, padded), torch.float32)
             elif argument.source is Source.PLACED_SUMS and slot not in self.places:
                 shape = (*self._shape(spec, slot), *words)
                 self.places[slot] = self._script.scratch(shape, dtype, device, zeroed=True)
@@ -74,4 +106,12 @@ class CapturedSums:
         shape, dtype, device = value.shape, value.dtype, value.device
         if sums is None:  # nothing reaches it
             return self._script.make(lambda _: torch.zeros(shape, dtype=dtype, device=device))
-        return self._script.then(from_sums(shape, dtype, device), sums)
+
+        finished = from_sums(shape, dtype, device)
+        if self._lost is None:
+            return self._script.then(finished, sums)
+
+        def chosen(lost: torch.Tensor, first: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
+            return finished(torch.where(lost != 0, again, first))
+
+        return self._script.then(chosen, self._lost, self._before[slot], sums)

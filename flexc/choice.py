@@ -93,7 +93,11 @@ def takes_hopper_backward(
     call: AttentionCall, backward: BackwardSpec, grad_out: torch.Tensor, target: str, backend: str
 ) -> bool:
     """Whether the Hopper kernels compute the backward of a call."""
+    from flexc.distances import shares_distances
+
     if backend == "triton" or why_portable_backward(backward, target, call.options) is not None:
+        return False
+    if backward.slots and shares_distances(backward, call.values, (call.q.shape[2], call.k.shape[2])):
         return False
     tensors = (("q", call.q), ("k", call.k), ("v", call.v), ("grad_out", grad_out))
     return call.q.shape[2] >= FEW and why_no_tma(*tensors) is None
@@ -113,6 +117,7 @@ def backward_parts(
 
     On `hopper`, portable kernels repair what became NaN: what a mask hides may be NaN, and 0 * NaN is NaN.
     """
+    from flexc.codegen.backward_form import has_places
     from flexc.codegen.backward_schedule import schedule
     from flexc.codegen.hopper_backward_plan import suited
     from flexc.codegen.target import target_named
@@ -122,11 +127,18 @@ def backward_parts(
         pairs = replace(backward, pairs=found.pairs)
         return tuple((backward if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
     made = suited(backward)
-    parts = ((replace(backward, clears_sums=True), Entry.ROWS), (made, Entry.HOPPER), (made, Entry.FINISH))
+    placed = ((backward, Entry.CAPTURED),) if has_places(backward) else ()
+    parts = (
+        (replace(backward, clears_sums=True), Entry.ROWS),
+        (made, Entry.HOPPER),
+        (made, Entry.FINISH),
+        *placed,
+    )
     if backward.forward.mask is None:
         return parts
     repairs = replace(backward, repairs=True)
-    return (*parts, (repairs, Entry.KV), (repairs, Entry.Q))
+    order = (Entry.Q, Entry.KV) if backward.finds_delta else (Entry.KV, Entry.Q)
+    return (*parts, *((repairs, entry) for entry in order), *placed)
 
 
 @lru_cache(maxsize=256)

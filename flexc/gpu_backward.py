@@ -205,7 +205,8 @@ class _Backward:
             shape = (batch, heads, padded, width(self.spec.forward.head_dim))
             self.tensors[Source.GRAD_Q_SUM] = self._scratch(shape)
             if self.spec.forward.mask is not None:
-                self.tensors[Source.LOST] = self._scratch((1,), torch.int32)
+                made = self._made if self.slots else self._scratch
+                self.tensors[Source.LOST] = made((1,), torch.int32)
         self._launch(kernel, tiles * heads * batch, {}, {})
 
     def pairs(self, entry: Entry, kernel: Runnable) -> None:
@@ -224,12 +225,14 @@ class _Backward:
         batch, heads, rows = self.tensors[Source.DELTA].shape
         numbers: dict[Source, int | float] = {Source.NEVER: 0}
         tensors: dict[Source, torch.Tensor] = {}
+        self.captured_sums.make_for(kernel, self.spec, self.values)
         self._walk(entry, kernel, tensors, numbers)
         if self.spec.deterministic:
             tensors[Source.TURNS] = self._zeros((1 + batch * heads * (rows // kernel.block_q),), torch.int32)
             self._walk(entry, kernel, tensors, numbers, beside=True)
         _, kv_heads, kv_len, _ = self.call.k.shape
         self._launch(kernel, -(-kv_len // kernel.block_kv) * kv_heads * batch, tensors, numbers)
+        self.captured_sums.correct_heads(self.spec, self.values)
 
     def finish(self, entry: Entry, kernel: Runnable) -> None:
         """The gradient of q from the sums of Hopper kernels: two programs a tile."""
@@ -244,6 +247,7 @@ class _Backward:
         parts = _parts(tiles * kv_heads * batch, int(self.numbers[Source.GROUP]), kernel.processors)
         if self.spec.repairs:
             parts = 1  # in place, if at all
+            self.captured_sums.start_over(self.tensors[Source.LOST])
         tensors = {Source.GRAD_K_PARTS: self.tensors[Source.GRAD_K]}  # not touched when there is one part
         tensors[Source.GRAD_V_PARTS] = self.tensors[Source.GRAD_V]
         if parts > 1:
@@ -267,9 +271,9 @@ class _Backward:
         tiles = -(-sums.distances // kernel.block_q)
         self._launch(kernel, tiles * self.call.q.shape[1] * sums.batches, {}, {})
 
-    def _made(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _made(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         device = self.call.q.device
-        return self.script.make(lambda _: torch.empty(shape, dtype=torch.float32, device=device))
+        return self.script.make(lambda _: torch.empty(shape, dtype=dtype, device=device))
 
     def _scratch(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """What only kernels use."""
@@ -321,7 +325,11 @@ class _Backward:
         if programs:
             sums = self.captured_sums
             operands = Operands(
-                {**self.tensors, **tensors}, {**self.numbers, **numbers}, self.values, sums.sums, sums.places
+                {**self.tensors, **tensors},
+                {**self.numbers, **numbers},
+                self.values,
+                sums.sums,
+                sums.in_memory,
             )
             self.script.launch(kernel, programs, operands)
 

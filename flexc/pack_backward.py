@@ -54,7 +54,7 @@ class Operands:
         source = argument.source
         if source is Source.GRAD_CAPTURE:
             return address(self.sums[argument.slot])
-        if source is Source.PLACED_SUMS:
+        if source in (Source.PLACED_SUMS, Source.ROW_SUMS):
             return address(self.places[argument.slot])
         if source in CAPTURED:
             return captured(argument, self.values[argument.slot], address)

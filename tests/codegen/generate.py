@@ -83,11 +83,12 @@ def generate_backward(
     deterministic: bool = False,
     options: dict[str, object] | None = None,
     hopper: bool = False,
+    learned: bool = True,
     **facts: Any,
 ) -> list[str]:
-    """The generated files of a backward, with gradients of all floating captured tensors but on `hopper`."""
+    """The generated files of a backward; floating captured tensors have gradients if they are `learned`."""
     spec = spec_for(mask, score, **facts)
-    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float and not hopper)
+    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor and c.dtype.is_float and learned)
     values = resolve(score, mask)[1]
     backward = backward_spec(spec, values, None, has_grad_lse=True, slots=slots, deterministic=deterministic)
     sources = resolve(score, mask)[0].sources

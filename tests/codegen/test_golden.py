@@ -61,6 +61,7 @@ BACKWARD: dict[str, dict[str, Any]] = {
     "hopper_softcap_causal": {"hopper": True, "mask": masks.causal, "score": scores.softcap(30.0)},
     "hopper_slopes_documents": {
         "hopper": True,
+        "learned": False,
         "mask": masks.document(DOCUMENTS),
         "score": scores.alibi(SLOPES),
     },
@@ -71,6 +72,8 @@ BACKWARD: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "mask": masks.document(DOCUMENTS),
     },
+    "hopper_learned_bias": {"hopper": True, "score": scores.relative_bias(torch.ones(8, 255))},
+    "hopper_learned_slopes_causal": {"hopper": True, "mask": masks.causal, "score": scores.alibi(SLOPES)},
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
     "pairs": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import flexc
 from flexc import backends, masks, scores
 from flexc.call import Gradients
 from flexc.launcher import recording
-from tests.gradients import Problem, check_gradients, problem
+from tests.gradients import Problem, check_gradients, differentiable_slots, problem
 from tests.mods import corpus
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +44,7 @@ def _qkv(
     return q, k, v
 
 
-def _gradients(given: Problem, names: tuple[str, ...]) -> Gradients:
+def _gradients(given: Problem, names: tuple[str | int, ...]) -> Gradients:
     out, lse = backends.forward(given.call, "auto")
     assert lse is not None
     with recording() as launched:
@@ -54,9 +55,13 @@ def _gradients(given: Problem, names: tuple[str, ...]) -> Gradients:
     return found
 
 
-def _check(*qkv: torch.Tensor, **arguments: Any) -> None:
+def _check(*qkv: torch.Tensor, learned: bool = False, **arguments: Any) -> None:
     given = problem(*qkv, **arguments)
-    names = ("q", "k", "v") if given.call.sinks is None else ("q", "k", "v", "sinks")
+    names: tuple[str | int, ...] = ("q", "k", "v")
+    if given.call.sinks is not None:
+        names = (*names, "sinks")
+    if learned:
+        names = (*names, *differentiable_slots(given.call))
     check_gradients(given, _gradients(given, names), names)
 
 
@@ -92,10 +97,53 @@ def test_lengths(q_len: int, kv_len: int, dim: int) -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_groups_sinks_and_gradients_of_the_lse(dim: int) -> None:
     qkv = _qkv(1111, 1111, heads=8, dim=dim)
-    arguments = {"sinks": torch.randn(8, device="cuda"), "with_lse": True}
+    arguments: dict[str, Any] = {"sinks": torch.randn(8, device="cuda"), "with_lse": True}
     slopes = torch.rand(8, device="cuda")
     _check(*qkv, mask_mod=masks.causal, score_mod=scores.alibi(slopes), **arguments)
     _check(*qkv, score_mod=lambda s, b, h, q_idx, kv_idx: s * slopes[h], **arguments)
+
+
+def _learned(kind: str, heads: int, q_len: int, kv_len: int) -> Callable[..., Any]:
+    """Scores with biases by distance, by key, by both, and by head."""
+    by_key = torch.randn(heads, kv_len, device="cuda")
+    relative = scores.relative_bias(torch.randn(heads, 2 * max(q_len, kv_len) - 1, device="cuda"))
+    found: dict[str, Callable[..., Any]] = {
+        "distance": relative,
+        "key": lambda s, b, h, q_idx, kv_idx: s + by_key[h, kv_idx],
+        "distance_and_key": lambda s, b, h, q_idx, kv_idx: (
+            relative(s, b, h, q_idx, kv_idx) + by_key[b, kv_idx] * 0.5
+        ),
+        "slopes": scores.alibi(torch.rand(heads, device="cuda")),
+    }
+    return found[kind]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["distance", "key", "distance_and_key", "slopes"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "q_len", "kv_len"), [(4, 2, 300, 300), (3, 1, 129, 513), (4, 4, 1000, 200)]
+)
+def test_learned(kind: str, dim: int, heads: int, kv_heads: int, q_len: int, kv_len: int) -> None:
+    score = _learned(kind, heads, q_len, kv_len)
+    for mask in (None, masks.causal):
+        qkv = _qkv(q_len, kv_len, heads=heads, kv_heads=kv_heads, dim=dim)
+        _check(*qkv, learned=True, mask_mod=mask, score_mod=score)
+
+
+@pytest.mark.parametrize("kind", ["distance", "key", "slopes"])
+def test_learned_beside_what_is_hidden(kind: str) -> None:
+    q, k, v = _qkv(300, 333, dim=64)
+
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 3 != 0)
+
+    score = _learned(kind, 4, 300, 333)
+    clean = problem(q.clone(), k.clone(), v.clone(), mask_mod=even, score_mod=score)
+    names: tuple[str | int, ...] = ("q", "k", "v", *differentiable_slots(clean.call))
+    k[:, :, 1::2] = v[:, :, 1::2] = q[:, :, ::3] = float("nan")
+    given = problem(q, k, v, mask_mod=even, score_mod=score)
+    found = _gradients(Problem(given.call, clean.grad_out, None), names)
+    check_gradients(clean, found, names)
 
 
 def test_heads_that_see_different_keys() -> None:
@@ -215,8 +263,9 @@ def _check_repeats(given: Problem, found: Gradients) -> None:
 
 def test_what_it_leaves_to_the_portable_kernels() -> None:
     q, k, v = _qkv(300, 300)
-    slopes = torch.rand(4, device="cuda", requires_grad=True)
-    for arguments in ({"score_mod": scores.alibi(slopes)}, {"dropout_p": 0.3}):
+    # All distances from 4 on share an element.
+    table = torch.rand(4, 9, device="cuda", requires_grad=True)
+    for arguments in ({"score_mod": scores.relative_bias(table)}, {"dropout_p": 0.3}):
         x = q.clone().requires_grad_()
         out = flexc.attention(x, k, v, **arguments)
         with recording() as launched:

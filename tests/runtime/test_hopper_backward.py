@@ -13,6 +13,7 @@ from flexc.choice import backward_parts, takes_hopper_backward, why_portable_bac
 from flexc.codegen.backward_spec import BackwardSpec, Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import make_hopper_backward_plan, shared_memory
 from flexc.codegen.target import TARGETS
+from flexc.distances import shares_distances
 from flexc.errors import NoFeasiblePlan
 from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
@@ -48,10 +49,67 @@ def test_why_not(facts: dict[str, Any], words: str) -> None:
     assert words in why
 
 
-def test_why_not_gradients_of_captures_other_gpus_or_map_blocks() -> None:
+def _learned(score: Mod) -> BackwardSpec:
+    values = resolve(score, None)[1]
+    slots = tuple(n for n, x in enumerate(values) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return backward_spec(spec_for(None, score), values, None, slots=slots)
+
+
+BIAS, RELATIVE = torch.ones(4, 200), scores.relative_bias(torch.ones(4, 399))
+
+
+LEARNED: dict[str, tuple[Mod, str | None]] = {
+    "by_head": (scores.alibi(torch.ones(4)), None),
+    "by_distance": (RELATIVE, None),
+    "by_key": (lambda s, b, h, q_idx, kv_idx: s + BIAS[h, kv_idx + 1], None),
+    "both": (lambda s, b, h, q_idx, kv_idx: RELATIVE(s, b, h, q_idx, kv_idx) + BIAS[h, kv_idx], None),
+    "two_keys": (lambda s, b, h, q_idx, kv_idx: s + BIAS[h, kv_idx // 2], "single keys"),
+    "by_query": (lambda s, b, h, q_idx, kv_idx: s + BIAS[h, q_idx], "single keys"),
+    "by_pair": (lambda s, b, h, q_idx, kv_idx: s + BIAS[q_idx, kv_idx], "single keys"),
+    "factor": (lambda s, b, h, q_idx, kv_idx: s + s * BIAS[h, kv_idx], "added to only"),
+    "temperature": (scores.temperature(torch.ones(4)), "added to only"),
+}
+
+
+@pytest.mark.parametrize("name", list(LEARNED))
+def test_which_captured_tensors_get_gradients(name: str) -> None:
+    score, words = LEARNED[name]
+    why = why_portable_backward(_learned(score), "sm90", ())
+    assert (why is None) if words is None else (words in str(why))
+
+
+@pytest.mark.parametrize(("width", "shares"), [(9, True), (397, True), (399, False), (801, False)])
+def test_a_table_has_an_element_for_each_distance_or_is_left_to_the_portable_kernels(
+    width: int, shares: bool
+) -> None:
+    score = scores.relative_bias(torch.ones(4, width))
+    call = problem(*_qkv(), score_mod=score).call
+    assert shares_distances(_learned(score), call.values, (200, 200)) is shares
+    grad = torch.zeros_like(call.q)
+    assert takes_hopper_backward(call, _learned(score), grad, "sm90", "auto") is not shares
+    assert takes_hopper_backward(call, _backward(None, score), grad, "sm90", "auto")
+
+
+def test_buckets_from_a_tensor_may_share_elements() -> None:
+    buckets, table = torch.zeros(400, dtype=torch.int32), torch.ones(4, 400)
+    score = lambda s, b, h, q_idx, kv_idx: s + table[h, buckets[q_idx - kv_idx + 200]]  # noqa: E731
+    assert shares_distances(_learned(score), (buckets, table), (200, 200))
+
+
+def test_learned_tensors_are_repaired_too() -> None:
+    found = backward_parts(replace(_learned(RELATIVE), repairs=False), "sm90", (), hopper=True)
+    assert [entry for _, entry in found] == [Entry.ROWS, Entry.HOPPER, Entry.FINISH, Entry.CAPTURED]
+    values = resolve(RELATIVE, masks.causal)[1]
+    spec = spec_for(masks.causal, RELATIVE)
+    slots = tuple(n for n, c in enumerate(spec.captures) if c.is_tensor)
+    parts = backward_parts(backward_spec(spec, values, None, slots=slots), "sm90", (), hopper=True)
+    # Delta has to be found anew before sums are.
+    assert [entry for _, entry in parts[4:]] == [Entry.Q, Entry.KV, Entry.CAPTURED]
+
+
+def test_why_not_other_gpus_or_map_blocks() -> None:
     found = _backward(masks.causal, scores.alibi(torch.ones(4)))
     assert why_portable_backward(found, "sm90", ()) is None
-    assert "captured" in str(why_portable_backward(replace(found, slots=(0,)), "sm90", ()))
     assert "sm90" in str(why_portable_backward(found, "sm80", ()))
     small = replace(found, forward=replace(found.forward, max_block_kv=64), kv_blocks=Blocks.MAP)
     assert "64 only" in str(why_portable_backward(small, "sm90", ()))
