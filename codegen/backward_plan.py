@@ -105,7 +105,7 @@ def _why_portable(backward: BackwardSpec, target: Target) -> list[tuple[str, str
     if backward.repairs:
         return [("design", "computes again what became NaN in the kernels made for this target")]
     why = unfit(backward, target)
-    return [("design", why or "asked for, or what the call's lengths, strides, options or captured tables say")]
+    return [("design", why or "asked for, or what the call's lengths, strides, options or tables say")]
 
 
 def lower_backward(
