@@ -362,7 +362,6 @@ def attention_backward_q(
     q_idx = tl.minimum(rows, q_len - 1)[:, None]
     score_scale = scale * head_value
     to_log2 = LOG2E
-    score_unit = q_unit
     dq = tl.zeros([BLOCK_Q, PADDED_DIM], tl.float32)
     # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
     # of them see every key, so that no mask applies.
@@ -380,7 +379,7 @@ def attention_backward_q(
         k_unit = tl.load(k_unit_ptr + kv_at + kv_start + columns)
         v_unit = tl.load(v_unit_ptr + kv_at + kv_start + columns)
         in_columns = kv_start + columns < kv_len
-        score = product(q, q_fine, k, k_fine) * score_unit[:, None]
+        score = product(q, q_fine, k, k_fine) * q_unit[:, None]
         score *= k_unit[None, :]
         kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
         score *= score_scale
@@ -411,7 +410,7 @@ def attention_backward_q(
             k_unit = tl.load(k_unit_ptr + kv_at + kv_start + columns)
             v_unit = tl.load(v_unit_ptr + kv_at + kv_start + columns)
             in_columns = kv_start + columns < kv_len
-            score = product(q, q_fine, k, k_fine) * score_unit[:, None]
+            score = product(q, q_fine, k, k_fine) * q_unit[:, None]
             score *= k_unit[None, :]
             kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
             score *= score_scale
@@ -589,7 +588,6 @@ def attention_backward_kv(
     # Columns past the end repeat the last one, so that no index is out of range.
     kv_idx = tl.minimum(columns, kv_len - 1)[:, None]
     to_log2 = LOG2E
-    score_unit = k_unit
     dk = tl.zeros([BLOCK_KV, PADDED_DIM], tl.float32)
     dv = tl.zeros([BLOCK_KV, PADDED_DIM_V], tl.float32)
     for member in range(heads_per_program):
@@ -611,7 +609,7 @@ def attention_backward_kv(
             q_fine = tl.load(q_pairs + PADDED_DIM)
             q_unit = tl.load(q_unit_ptr + row_at + rows)
             shift = tl.load(shift_ptr + row_at + rows)
-            score = product(k, k_fine, tl.trans(q), tl.trans(q_fine)) * score_unit[:, None]
+            score = product(k, k_fine, tl.trans(q), tl.trans(q_fine)) * k_unit[:, None]
             score *= q_unit[None, :]
             q_idx = tl.minimum(rows, q_len - 1)[None, :]
             score *= score_scale
@@ -662,7 +660,7 @@ def attention_backward_kv(
                 q_unit = tl.load(q_unit_ptr + row_at + rows)
                 shift = tl.load(shift_ptr + row_at + rows)
                 q = tl.where((shift != float("inf"))[:, None], q, 0.0)
-                score = product(k, k_fine, tl.trans(q), tl.trans(q_fine)) * score_unit[:, None]
+                score = product(k, k_fine, tl.trans(q), tl.trans(q_fine)) * k_unit[:, None]
                 score *= q_unit[None, :]
                 q_idx = tl.minimum(rows, q_len - 1)[None, :]
                 score *= score_scale
