@@ -13,7 +13,7 @@ from flexc.artifact import Artifact, Resources
 from flexc.codegen.arguments import Argument
 from flexc.codegen.design import Design
 from flexc.codegen.module import GeneratedKernel
-from flexc.codegen.target import Target, target_named
+from flexc.codegen.target import MatrixUnit, Target, target_named
 from flexc.codegen.tiles import Tiles
 from flexc.errors import InternalError, NoFeasiblePlan
 from flexc.ir.graph import Capture, ModSource
@@ -101,11 +101,14 @@ def _small_cap(spec: AttentionSpec, design: Design) -> tuple[Within, ...]:
 
 
 def _spares(spec: AttentionSpec, target: Target, options: Mapping[str, object], design: Design) -> Spares:
+    """What may spill: wgmma's tiles of pairs were timed with what they spill; smaller ones are slower."""
     from flexc.codegen.plan import takes_pairs
 
     if design is not Design.PORTABLE:
         return Spares.OUTSIDE_LOOPS
-    return Spares.ALL if takes_pairs(spec, target, options.get("precision")) else Spares.NONE
+    if not takes_pairs(spec, target, options.get("precision")):
+        return Spares.NONE
+    return Spares.ALL if target.matrix_unit is MatrixUnit.WGMMA else Spares.FEW
 
 
 def find_or_build(key: str, build: Callable[[Path], Artifact]) -> Kernel:
