@@ -664,33 +664,34 @@ def accumulate(
     shift = shift_smem.index(1 % Q_STAGES).load(row_layout)
     if which == 1:
         give_turn(never, 0)
-    start = told(starts, gl.minimum(1, steps - 1), one_layout)
-    q_start = start & -2
-    head = told(heads, gl.minimum(1, steps - 1), one_layout)
-    if head != h:
-
-        h = head
-
-    user_table_h_windows = ()
-    for i in gl.static_range(BLOCK_Q // 16 + 1):
-        distance = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
-        q_idx_of = gl.maximum(distance, 0)
-        kv_idx_of = gl.maximum(-distance, 0)
-        of_window = user_table_h_of(
-            h,
-            q_idx_of,
-            kv_idx_of,
-            last,
-            middle,
-            user_table_ptr,
-            user_table_size_0,
-            user_table_size_1,
-            user_table_stride_0,
-        )
-        user_table_h_windows = user_table_h_windows + (of_window,)
+    start = told(starts, 1, one_layout)
     for step in range(1, steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
+        q_start = start & -2
+        head = told(heads, step, one_layout)
+        if head != h:
+
+            h = head
+
+        user_table_h_windows = ()
+        for i in gl.static_range(BLOCK_Q // 16 + 1):
+            distance = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
+            q_idx_of = gl.maximum(distance, 0)
+            kv_idx_of = gl.maximum(-distance, 0)
+            of_window = user_table_h_of(
+                h,
+                q_idx_of,
+                kv_idx_of,
+                last,
+                middle,
+                user_table_ptr,
+                user_table_size_0,
+                user_table_size_1,
+                user_table_stride_0,
+            )
+            user_table_h_windows = user_table_h_windows + (of_window,)
+
         user_table_h = over_tile(user_table_h_windows, score_layout, never)
 
         score = score_mod(score * score_scale, user_table_h)
@@ -738,30 +739,7 @@ def accumulate(
         dq = warpgroup_mma_wait(2, deps=[dq])
         give_turn(step, 1 - which)
         stage(dq, dq_smem.index(which))
-        start = told(starts, gl.minimum(step + 1, steps - 1), one_layout)
-        q_start = start & -2
-        head = told(heads, gl.minimum(step + 1, steps - 1), one_layout)
-        if head != h:
-
-            h = head
-
-        user_table_h_windows = ()
-        for i in gl.static_range(BLOCK_Q // 16 + 1):
-            distance = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
-            q_idx_of = gl.maximum(distance, 0)
-            kv_idx_of = gl.maximum(-distance, 0)
-            of_window = user_table_h_of(
-                h,
-                q_idx_of,
-                kv_idx_of,
-                last,
-                middle,
-                user_table_ptr,
-                user_table_size_0,
-                user_table_size_1,
-                user_table_stride_0,
-            )
-            user_table_h_windows = user_table_h_windows + (of_window,)
+        start = told(starts, step + 1, one_layout)
         shift = shift_smem.index(after).load(row_layout)
         score = warpgroup_mma_wait(1, deps=[score])
         fence_async_shared()
