@@ -275,27 +275,6 @@ def unrounded_gradient(weight, dp, delta):
 
 
 @gluon.jit
-def unpacked(weight):
-    """In fp32, not before it is asked for."""
-    return gl.inline_asm_elementwise(
-        """
-        {
-            .reg .b32 s0, s1;
-            shl.b32 s0, $2, 16;
-            and.b32 s1, $2, 0xffff0000;
-            mov.b32 $0, s0;
-            mov.b32 $1, s1;
-        }
-        """,
-        "=f,=f,r",
-        [weight],
-        gl.float32,
-        is_pure=False,
-        pack=2,
-    )
-
-
-@gluon.jit
 def of_thread(tile):
     """The 32 numbers that a thread holds of a tile of scores: by i, b and j, of key 16w + r + 8i and query 8j + 2c + b.
 
@@ -641,6 +620,9 @@ def accumulate(
         allowed = in_columns & mask_mod(q_here, kv_idx)
         score = gl.where(allowed, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
+    row = told(row_numbers, 0, one_layout)
+    add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)
+
     weight = p.to(OPERAND)
 
     dp = warpgroup_mma_wait(0, deps=[dp])
@@ -655,11 +637,7 @@ def accumulate(
     dk = warpgroup_mma(
         ds_smem.index(0).slice(first_key, KEYS, 0), q_smem.index(0), acc_zero, use_acc=False, is_async=True
     )
-    # What is off in delta reaches a gradient of the head by the sum of a row's weights times its derivatives.
-    row = told(row_numbers, 0, one_layout)
-    p = unpacked(weight)
-    add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)
-    add_rows(grad, row_sums_ptr + row, never)
+    add_rows(grad, row_sums_ptr + told(row_numbers, 0, one_layout), never)
     slopes_sum_tile = gl.where(grad == 0.0, 0.0, slopes_grad(grad, q_f32, kv_f32))
     slopes_sum += sum_of_thread(slopes_sum_tile)
 
@@ -701,6 +679,9 @@ def accumulate(
             allowed = in_columns & mask_mod(q_here, kv_idx)
             score = gl.where(allowed, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
+        row = told(row_numbers, step, one_layout)
+        add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)
+
         weight = p.to(OPERAND)
 
         mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
@@ -720,11 +701,7 @@ def accumulate(
         ds_mine.store(grad.to(OPERAND))
         fence_async_shared()
         tma.store_wait(0)
-        # What is off in delta reaches a gradient of the head by the sum of a row's weights times its derivatives.
-        row = told(row_numbers, step, one_layout)
-        p = unpacked(weight)
-        add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)
-        add_rows(grad, row_sums_ptr + row, never)
+        add_rows(grad, row_sums_ptr + told(row_numbers, step, one_layout), never)
         slopes_sum_tile = gl.where(grad == 0.0, 0.0, slopes_grad(grad, q_f32, kv_f32))
         slopes_sum += sum_of_thread(slopes_sum_tile)
 
