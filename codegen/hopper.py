@@ -20,13 +20,12 @@ from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.nearness import near_form
 from flexc.codegen.preamble import Preamble
 from flexc.codegen.render import render
-from flexc.codegen.softmax_form import SoftmaxForm, is_bounded, softmax_form, summands
+from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
 from flexc.ir.expr import Expr, topological
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
 from flexc.ir.place import Placement, place
 from flexc.ir.spec import AttentionSpec, Blocks
-from flexc.ir.types import Storage
 
 ENTRY = "attention_forward"
 # Which rows of the heads come first, and where those of a tile start: long tiles early.
@@ -122,8 +121,6 @@ class _Forward(Preamble):
     whole: str
     """What the weights of a row add up to: of those that dropout keeps, less are left."""
     rescue_nan: bool
-    bounded: bool
-    """No score is so large that weights relative to 1, not to the largest of the row, could overflow."""
     sums_in_parts: bool
     values_late: bool
     out_through_q: bool
@@ -303,9 +300,6 @@ def _view(
         dropout=spec.dropout,
         whole="survivors_weight" if spec.dropout else "1.0",
         rescue_nan=plan.rescue_nan,
-        bounded=is_bounded(form, small_cap=spec.small_cap)
-        and spec.q_storage is Storage.BF16
-        and not spec.has_sinks,
         sums_in_parts=plan.sums_in_parts,
         values_late=plan.values_late,
         out_through_q=plan.out_through_q,

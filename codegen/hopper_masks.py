@@ -46,7 +46,9 @@ def mask_sides(allowed: Expr, masked: str | None, hoisting: Hoisting) -> tuple[S
     `masked` is the condition of the whole mask. Empty for another mask.
     """
     terms = allowed.args if allowed.op is Op.AND else (allowed,)
-    if compared_rows(allowed) is None or any(term.op not in _SIGNS or _KV not in term.args for term in terms):
+    rows = compared_rows(allowed) or ()
+    # What compares a key with a number is a term of the column, no side of a row.
+    if any(term.op not in _SIGNS or _KV not in term.args or not {*term.args} & {*rows} for term in terms):
         return ()
     sides = tuple(_side(term, hoisting) for term in terms)
     known = all(masked is not None and side.masked in masked for side in sides)

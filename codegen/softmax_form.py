@@ -6,7 +6,6 @@ They change a float by at most its last places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flexc.codegen.signed_terms import signed_sum, signed_terms
@@ -14,10 +13,7 @@ from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
-from flexc.ir.ranges import Within
 
-_MOST = 60.0
-"""e^60 = 2^87; a float holds 2^127, so 2^20 such weights times values up to 2^20."""
 _LEAST = 1e-30
 """In place of 0, which would make NaN of the scores of masked pairs."""
 
@@ -78,35 +74,6 @@ def _cap(score: Expr) -> Expr | None:
         if cap.op is Op.SCALAR and other.op is Op.TANH and other.args[0] is build.input_(Input.SCORE):
             return cap
     return None
-
-
-def is_bounded(form: SoftmaxForm, *, small_cap: bool) -> bool:
-    """Whether scores are between two known numbers of moderate size, such as those of a soft cap.
-
-    Their exponentials, and the sums of millions of them, are then far from the limits of a float: a softmax
-    needs no maximum. `small_cap` is `has_small_cap` of the call.
-    """
-    if form.score is None or form.score.op not in (Op.TANH, Op.SIGMOID) or form.row is not None:
-        return False
-    return form.factor <= _MOST if form.size is None else small_cap and form.factor == 1.0
-
-
-def has_small_cap(score: Expr | None, values: Sequence[object]) -> bool:
-    """Whether a score is a soft cap by a captured number, and that is small enough for `is_bounded`."""
-    needs = needs_small_cap(score)
-    caps = [values[within.slot] for within in needs]
-    known = [isinstance(cap, int | float) and needs[0].holds(cap, 0) for cap in caps]
-    return any(known)
-
-
-def needs_small_cap(score: Expr | None) -> tuple[Within, ...]:
-    """What a kernel whose spec has a `small_cap` takes for granted."""
-    if score is None or score.op is not Op.MUL:
-        return ()
-    for cap, other in (score.args, score.args[::-1]):
-        if cap.op is Op.SCALAR and other.op is Op.TANH:
-            return (Within(cap.attr, -int(_MOST), int(_MOST)),)  # type: ignore[arg-type]
-    return ()
 
 
 def summands(total: Expr) -> list[Expr]:

@@ -87,17 +87,11 @@ def _find_or_build(
             spec.captures,
             same,
             scratch,
-            requires=(*(() if ranges is None else ranges.requires), *_small_cap(spec, design)),
+            requires=() if ranges is None else ranges.requires,
             head_dims=(spec.head_dim, spec.head_dim_v),
             spares=_spares(spec, target, options, design),
         ),
     )
-
-
-def _small_cap(spec: AttentionSpec, design: Design) -> tuple[Within, ...]:
-    from flexc.codegen.softmax_form import needs_small_cap
-
-    return needs_small_cap(spec.score) if spec.small_cap and design is Design.HOPPER else ()
 
 
 def _spares(spec: AttentionSpec, target: Target, options: Mapping[str, object], design: Design) -> Spares:

@@ -9,7 +9,6 @@ import torch
 from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
-from flexc.codegen.softmax_form import has_small_cap
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
 from flexc.frontend.value import STORAGES, Value
 from flexc.ir.spec import AttentionSpec
@@ -54,7 +53,6 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         aligned=aligned,
         positive_scale=call.scale > 0,
         long_indices=max(q.shape[2], k.shape[2]) >= SHORT,
-        small_cap=q.dtype is torch.bfloat16 and has_small_cap(call.mods.score, call.values),
         unit_stride=unit_strides(call.values) if call.values else frozenset(),
         dropout=call.dropout_p > 0,
         max_block_q=256 if given is None else _largest_power(given.block_q),

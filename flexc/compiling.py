@@ -12,7 +12,6 @@ from flexc.callspec import unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.choice import design_named
 from flexc.codegen.blocks import choose_blocks
-from flexc.codegen.softmax_form import has_small_cap
 from flexc.errors import UnsupportedDtype, UnsupportedHeadDim
 from flexc.frontend.value import STORAGES, Value
 from flexc.ir.graph import ModSource
@@ -93,7 +92,6 @@ def compile(
         return_lse=return_lse or backward,
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
-        small_cap=dtype is torch.bfloat16 and has_small_cap(mods.score, values),
         unit_stride=unit_strides(values),
         dropout=dropout,
     )

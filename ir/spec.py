@@ -61,8 +61,6 @@ class AttentionSpec:
     """The softmax scale is above zero: a masked score may then be scaled after it was set to -inf."""
     long_indices: bool = False
     """A length exceeds 2**24: differences of indices are then not exact in 32-bit floats."""
-    small_cap: bool = False
-    """The captured number of a soft cap is small: see `flexc.codegen.softmax_form.has_small_cap`."""
     unit_stride: frozenset[int] = frozenset()
     """Slots of captured tensors whose last dimension is contiguous."""
     max_block_q: int = 256

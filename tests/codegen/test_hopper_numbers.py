@@ -36,7 +36,6 @@ class Case:
     batch: int = 1
     unseen: int | None = None
     """From this key on, no row sees anything: keys and values are NaN."""
-    small_cap: bool = False
     sinks: bool = False
     tiles: Tiles | None = None
     plan: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +47,14 @@ def _later(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 def _not_before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx <= kv_idx
+
+
+def _from_a_key_on(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx >= 150) & (kv_idx - q_idx < 20)
+
+
+def _keys_of_a_number(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx >= 100) & (kv_idx < 290)
 
 
 WINDOW = masks.sliding_window(128)
@@ -65,17 +72,18 @@ CASES = {
     "prefix": Case(masks.prefix_lm(100)),
     "keys_after": Case(_later),
     "keys_from_the_diagonal_on": Case(_not_before, lengths=(449, 449)),
-    "soft_cap": Case(masks.causal, CAP, heads=(4, 2), batch=2, small_cap=True),
-    "soft_cap_of_any_size": Case(masks.causal, CAP),
+    "from_a_key_on": Case(_from_a_key_on, lengths=(449, 449)),
+    "keys_of_a_number": Case(_keys_of_a_number),
+    "soft_cap": Case(masks.causal, CAP, heads=(4, 2), batch=2),
     "sinks": Case(masks.causal, heads=(4, 2), sinks=True),
     "sinks_alone": Case(sinks=True),
     "unseen_values": Case(masks.causal, unseen=300),
     "unseen_values_of_a_window": Case(WINDOW, unseen=310),
-    "unseen_values_under_a_soft_cap": Case(masks.causal, CAP, unseen=300, small_cap=True),
-    "soft_cap_in_wide_tiles": Case(masks.causal, CAP, tiles=WIDE, small_cap=True),
+    "unseen_values_under_a_soft_cap": Case(masks.causal, CAP, unseen=300),
+    "soft_cap_in_wide_tiles": Case(masks.causal, CAP, tiles=WIDE),
     "sums_in_parts": Case(plan={"sums_in_parts": True}),
     "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
-    "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, small_cap=True, plan={"sums_in_parts": False}),
+    "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
     "values_early": Case(masks.causal, lengths=(700, 700), plan={"values_late": False}),
     "values_late_in_a_window": Case(WINDOW, lengths=(700, 700), plan={"values_late": True}),
 }
@@ -118,7 +126,6 @@ def _run(
         case.score,
         head_dim=DIM,
         return_lse=True,
-        small_cap=case.small_cap,
         has_sinks=sinks is not None,
     )
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)

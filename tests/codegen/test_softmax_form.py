@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexc import masks, scores
+from flexc import scores
 from flexc.codegen.design import Design
-from flexc.codegen.softmax_form import has_small_cap, is_bounded, softmax_form, summands
+from flexc.codegen.softmax_form import softmax_form, summands
 from flexc.ir.build import binary, cast, const, input_, scalar, unary
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
@@ -89,35 +89,3 @@ def test_a_soft_cap_of_a_kernel() -> None:
     source = generate(None, scores.softcap(30.0), design=Design.HOPPER).source
     assert "return tanh(score)\n" in source
     assert "to_log2 = LOG2E * head_value" in source
-
-
-def test_scores_between_two_known_numbers_are_bounded() -> None:
-    capped = binary(Op.MUL, const(30.0), unary(Op.TANH, SCORE))
-    assert is_bounded(softmax_form(capped), small_cap=False)
-    assert not is_bounded(softmax_form(binary(Op.MUL, const(61.0), unary(Op.TANH, SCORE))), small_cap=True)
-    assert not is_bounded(softmax_form(SCORE), small_cap=True)
-    assert not is_bounded(softmax_form(binary(Op.ADD, capped, Q)), small_cap=True)
-
-
-def test_a_cap_by_a_captured_number_is_bounded_where_the_number_is_small() -> None:
-    cap = binary(Op.MUL, scalar(0, DType.F32), unary(Op.TANH, SCORE))
-    assert is_bounded(softmax_form(cap), small_cap=True)
-    assert not is_bounded(softmax_form(cap), small_cap=False)
-    assert not is_bounded(softmax_form(binary(Op.MUL, const(2.0), cap)), small_cap=True)
-
-
-@pytest.mark.parametrize(
-    ("cap", "small"),
-    [(30.0, True), (-60.0, True), (60.5, False), (float("nan"), False), (float("inf"), False)],
-)
-def test_small_caps(cap: float, small: bool) -> None:
-    score = binary(Op.MUL, scalar(0, DType.F32), unary(Op.TANH, SCORE))
-    assert has_small_cap(score, (cap,)) is small
-    assert not has_small_cap(SCORE, (cap,))
-    assert not has_small_cap(None, ())
-
-
-@pytest.mark.parametrize("small_cap", [False, True])
-def test_a_bounded_softmax_keeps_no_maximum(small_cap: bool) -> None:
-    source = generate(masks.causal, scores.softcap(30.0), design=Design.HOPPER, small_cap=small_cap).source
-    assert ("row_max" in source) is not small_cap
