@@ -101,6 +101,14 @@ def test_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want.check(out, lse)
 
 
+@pytest.mark.parametrize("score", [None, CAP], ids=["none", "soft_cap"])
+def test_a_row_with_one_key_is_its_value(score: Mod | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(masks.causal, score)
+    q, k, v = _tensors(case)
+    out, _ = _run(case, q, k, v, None, monkeypatch)
+    assert torch.equal(out[:, :, 0], v[:, :, 0]), "its weight is 1, which no rounding changes"
+
+
 def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     (rows, keys), (q_heads, kv_heads) = case.lengths, case.heads

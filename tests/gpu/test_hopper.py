@@ -147,6 +147,15 @@ def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float, dim: int
     expected.check(out, lse)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("score", [None, scores.softcap(30.0)], ids=["none", "soft_cap"])
+def test_a_row_with_one_key_is_its_value(score: Any, dim: int) -> None:
+    q, k, v = _qkv(500, 500, dim=dim)
+    out = flexc.attention(q, k, v, mask_mod=masks.causal, score_mod=score, backend="hopper")
+    values = v[:, :, 0].repeat_interleave(2, 1)
+    assert torch.equal(out[:, :, 0], values), "its weight is 1, which no rounding changes"
+
+
 def test_distances_far_from_the_start() -> None:
     q, k, v = _qkv(128, 40000, batch=1, heads=2, kv_heads=1)
 
