@@ -50,8 +50,8 @@ def target_of(line: str) -> str:
 
 
 def mentions(name: str, texts: Sequence[str]) -> bool:
-    """Whether any of `texts` has the name."""
-    return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+    """Whether any of `texts` has the name, as more than the keyword of an argument (`mask=`)."""
+    return any(re.search(rf"\b{re.escape(name)}\b(?!=[^=])", text) for text in texts)
 
 
 def needed(lines: Sequence[str], users: Sequence[str]) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ _ASKED = "asked for"
 SPLIT = "bf16x6"
 WHY_PAIRS = "each number as two fp16 ones: three products at the full rate, as exact as sums in fp32"
 _WIDEST_PAIRS = 128
+_EMPTY = "Triton 3.6 makes an empty kernel of split operands for tcgen05"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6", PAIRS)
 
 
@@ -179,7 +180,21 @@ def tile_option(name: str, value: object) -> int:
 
 
 def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tuple[str, str]:
-    """How fp32 operands are multiplied, and why."""
+    """How fp32 operands are multiplied, and why.
+
+    Raises:
+        NoFeasiblePlan: `wanted` can't be had for `spec` on `target`.
+    """
+    if wanted == PAIRS and not holds_pairs(spec, target, wanted):
+        raise NoFeasiblePlan(
+            f"precision={PAIRS!r} is for fp32, up to {_WIDEST_PAIRS} head dimensions, without tf32, and not on "
+            f"sm100; this is {spec.describe()} on {target.name}",
+            hint="leave the option out",
+        )
+    if wanted == SPLIT and spec.q_storage is Storage.FP32 and target.matrix_unit is MatrixUnit.TCGEN05:
+        raise NoFeasiblePlan(
+            f"precision={SPLIT!r} can't be had on {target.name}: {_EMPTY}", hint="leave the option out"
+        )
     if wanted not in (None, PAIRS):
         return str(wanted), _ASKED
     if spec.q_storage is not Storage.FP32:
@@ -187,7 +202,7 @@ def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tup
     if spec.allow_tf32:
         return "tf32", "torch.backends.cuda.matmul.allow_tf32 is set"
     if target.matrix_unit is MatrixUnit.TCGEN05:
-        return "ieee", "Triton 3.6 makes an empty kernel of split operands for tcgen05"
+        return "ieee", _EMPTY
     return (
         SPLIT,
         "each operand split into three bf16: more exact than fp32 sums, faster than the general units",

@@ -125,7 +125,10 @@ def test_fp32_forwards_multiply_pairs_where_they_can(target: str) -> None:
     assert _precision(target, **single) == "fp16x3"
     assert _precision(target, {"precision": "bf16x6"}, **single) == "bf16x6"
     assert _precision(target, head_dim=256, **single) == "bf16x6"
-    assert _precision(target, {"precision": "fp16x3"}, head_dim=256, **single) == "bf16x6"
+    with pytest.raises(NoFeasiblePlan, match="up to 128 head dimensions"):
+        _precision(target, {"precision": "fp16x3"}, head_dim=256, **single)
+    with pytest.raises(NoFeasiblePlan, match="is for fp32"):
+        _precision(target, {"precision": "fp16x3"})
     assert _precision(target, few_rows=16, **single) == "bf16x6"
     assert _precision("sm100", **single) == "ieee"
     plan = make_plan(spec_for(**single), TARGETS[target])

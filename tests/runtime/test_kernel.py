@@ -210,6 +210,8 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     entries = [
         "attention_forward",
         "attention_backward_rows",
+        "attention_backward",
+        "attention_backward_finish",
         "attention_backward_q",
         "attention_backward_kv",
     ]
