@@ -187,7 +187,7 @@ def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tup
     """
     if wanted == PAIRS and not holds_pairs(spec, target, wanted):
         raise NoFeasiblePlan(
-            f"precision={PAIRS!r} is for fp32, up to {_WIDEST_PAIRS} head dimensions, without tf32, and not on "
+            f"precision={PAIRS!r} is for fp32, up to {_WIDEST_PAIRS} head dimensions, without tf32, not on "
             f"sm100; this is {spec.describe()} on {target.name}",
             hint="leave the option out",
         )

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from flexc.codegen.arguments import Argument, Source
-from flexc.codegen.backward_spec import Entry
 from flexc.errors import KernelFileError
 from flexc.ir.graph import Capture
 from flexc.ir.ranges import Within
 from flexc.ir.types import Storage
 
-FORMAT = 4
+FORMAT = 5
 SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.py",
     "kernel.cubin",
@@ -84,7 +83,7 @@ def write(artifact: Artifact, folder: Path, backward: Sequence[Artifact] = ()) -
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write_files(artifact, draft)
+        _write_files(artifact, draft, [kernel.entry for kernel in backward])
         for kernel in backward:
             (draft / kernel.entry).mkdir()
             _write_files(kernel, draft / kernel.entry)
@@ -94,12 +93,13 @@ def write(artifact: Artifact, folder: Path, backward: Sequence[Artifact] = ()) -
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_files(artifact: Artifact, folder: Path) -> None:
+def _write_files(artifact: Artifact, folder: Path, backward: Sequence[str] = ()) -> None:
     (folder / SOURCE).write_text(artifact.source)
     (folder / CUBIN).write_bytes(artifact.cubin)
     (folder / PTX).write_text(artifact.ptx)
     (folder / TTGIR).write_text(artifact.ttgir)
-    (folder / METADATA).write_text(json.dumps(_metadata(artifact), indent=1) + "\n")
+    facts = {**_metadata(artifact), "backward": list(backward)}
+    (folder / METADATA).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
@@ -144,7 +144,11 @@ def read_backward(folder: Path) -> tuple[Artifact, ...]:
     Raises:
         KernelFileError: see `read`.
     """
-    return tuple(read(folder / e.value) for e in Entry if (folder / e.value).is_dir())
+    try:
+        entries = json.loads((folder / METADATA).read_text())["backward"]
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_kernel(folder, error) from error
+    return tuple(read(folder / entry) for entry in entries)
 
 
 def read(folder: Path) -> Artifact:
@@ -165,6 +169,7 @@ def read(folder: Path) -> Artifact:
             raise KernelFileError(
                 f"{folder} is damaged: its checksum does not fit", hint="precompile it again"
             )
+        del facts["backward"]  # see `read_backward`
         arguments = tuple(Argument(**{**a, "source": Source(a["source"])}) for a in facts.pop("arguments"))
         resources = Resources(**facts.pop("resources"))
         captures = tuple(Capture(**{**c, "storage": Storage(c["storage"])}) for c in facts.pop("captures"))
@@ -183,6 +188,8 @@ def read(folder: Path) -> Artifact:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, KernelFileError):
             raise
-        raise KernelFileError(
-            f"{folder} holds no kernel: {error}", hint="pass a folder that Kernel.save wrote"
-        ) from error
+        raise _no_kernel(folder, error) from error
+
+
+def _no_kernel(folder: Path, error: Exception) -> KernelFileError:
+    return KernelFileError(f"{folder} holds no kernel: {error}", hint="pass a folder that Kernel.save wrote")

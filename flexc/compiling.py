@@ -129,5 +129,6 @@ def _backward(
         deterministic=deterministic,
     )
     hopper = backend != "triton" and why_portable_backward(wanted, target, options) is None
-    parts = backward_parts(wanted, target, options, hopper=hopper)
+    # One that is launched again, after repairs, is one kernel.
+    parts = dict.fromkeys(backward_parts(wanted, target, options, hopper=hopper))
     return tuple(backward_kernel_for(of, entry, target, options, sources).artifact for of, entry in parts)

@@ -234,6 +234,17 @@ def test_a_backward_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.backward_source == made.backward_source
 
 
+def test_a_backward_that_launches_a_kernel_twice_is_saved_once(tmp_path: Path) -> None:
+    """Sums by distance go to the table after the kernels, and again after those that repair."""
+    table = torch.zeros(4, 199, requires_grad=True)
+    bias = flexc.scores.relative_bias(table)
+    made = flexc.compile(mask_mod=masks.causal, score_mod=bias, head_dim=64, target="sm90", backward=True)
+    entries = [artifact.entry for artifact in made.backward_artifacts]
+    assert entries.count("attention_backward_captured") == 1
+    made.save(tmp_path / "kernel")
+    assert [a.entry for a in flexc.load(tmp_path / "kernel").backward_artifacts] == entries
+
+
 @pytest.mark.usefixtures("_forgotten")
 def test_kernels_with_dropout_serve_calls_with_dropout(tmp_path: Path) -> None:
     """Saved and loaded, they are those that `flexc.attention` takes, forward and backward."""
