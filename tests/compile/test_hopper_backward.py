@@ -55,7 +55,7 @@ def test_machine_code(name: str, head_dim: int) -> None:
         ("relative_bias", 64, 0),
         ("relative_bias", 128, 32),
         ("alibi_causal", 64, 0),
-        ("alibi_causal", 128, 112),
+        ("alibi_causal", 128, 136),  # 54 with the ptxas of Triton 3.6, 135 with that of 3.9
     ],
 )
 def test_learned(name: str, head_dim: int, spills: int) -> None:
