@@ -18,7 +18,7 @@ from flexc.frontend.signature import ARGUMENTS, check_arity
 from flexc.frontend.trace import Trace
 from flexc.ir.graph import ModKind
 from flexc.ir.ledger import DEFAULT_BUDGET
-from flexc.traces import trace_of
+from flexc.traces import relocated, trace_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +38,8 @@ class _Kept:
 
     __slots__ = ("trace",)
 
-    def __init__(self) -> None:
-        self.trace: Trace | None = None
+    def __init__(self, trace: Trace | None = None) -> None:
+        self.trace = trace
 
     def refreshed(self) -> Trace | None:
         """The trace with the present values of what was captured; None where there is none that holds."""
@@ -245,7 +245,7 @@ class _Memo:
 
     def __init__(self, owner: object = None) -> None:
         self.owner = None if owner is None else weakref.ref(owner)
-        self.mods: dict[Any, tuple[weakref.ref[Mod], _Kept]] = {}
+        self.mods: dict[Any, tuple[Callable[[], Mod | None], _Kept]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Memo, ()
@@ -261,7 +261,15 @@ def trace_as(kind: type[Mod], function: Function) -> Trace:
     memo, key = _memo_of(kind, function)
     kept = None if memo is None else memo.mods.get(key)
     fresh = None if kept is None else kept[1].refreshed()
+    if fresh is None and kept is None and memo is not None:
+        fresh = relocated(function, kind.kind)
+        if fresh is not None:
+            memo.mods[key] = (_nobody, _Kept(fresh))
     return _remembered(kind, function).trace() if fresh is None else fresh
+
+
+def _nobody() -> None:
+    """Stands where no mod was asked for, only its trace."""
 
 
 def as_mask_mod(function: Function) -> MaskMod:

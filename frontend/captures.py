@@ -5,9 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
-import weakref
 from collections.abc import Callable
-from enum import Enum
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,7 +15,8 @@ import torch
 from flexc.errors import MutationInMod
 from flexc.frontend.code import facts_of
 from flexc.frontend.compose import Composition, Traceable
-from flexc.frontend.holders import CapturedDict, CapturedList, CapturedObject
+from flexc.frontend.holders import CapturedDict, CapturedList, CapturedObject, has_attributes
+from flexc.frontend.owners import Defaults, attributes_of
 from flexc.frontend.span import span_of_instruction
 from flexc.frontend.tracer import Tracer
 from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Watch
@@ -41,26 +40,13 @@ class NoContext:
         """Nothing is marked."""
 
 
-class _Defaults:
-    """The defaults of a function, which is not held: a trace that is kept with it would keep it for good."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: FunctionType) -> None:
-        self._function = weakref.ref(function)
-
-    @property
-    def __defaults__(self) -> tuple[Any, ...] | None:
-        """Those that it has now."""
-        function = self._function()
-        return None if function is None else function.__defaults__
-
-
 class Captures:
     """Makes the copies. One original has one copy, so identity and cycles survive."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, root: object) -> None:
+        """`root`: the object that the trace is kept with, which its places must not hold."""
         self.tracer = tracer
+        self._root = root
         self.watch = Watch()
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._guarded: dict[int, Any] = {}
@@ -115,7 +101,7 @@ class Captures:
             return value if _is_trusted(value.__module__) else CapturedObject(self, value, name)
         if isinstance(value, functools._lru_cache_wrapper):
             return self.wrap(value.__wrapped__, name)[0]
-        return CapturedObject(self, value, name) if _has_attributes(value, kind) else value
+        return CapturedObject(self, value, name) if has_attributes(value) else value
 
     # Functions.
 
@@ -156,15 +142,15 @@ class Captures:
         ):
             self._cell(own, cell, name)
         if function.__defaults__:
-            self._same_attribute(_Defaults(function), "__defaults__")
-            names_of = function.__code__.co_varnames[: function.__code__.co_argcount]
-            last = names_of[-len(function.__defaults__) :]
+            last = function.__code__.co_argcount
+            names_of = function.__code__.co_varnames[last - len(function.__defaults__) : last]
             copy.__defaults__ = tuple(
-                self.wrap(v, n)[0] for v, n in zip(function.__defaults__, last, strict=True)
+                self._entry(Defaults(function), place, name)
+                for place, name in enumerate(names_of, -len(names_of))
             )
         if function.__kwdefaults__:
             copy.__kwdefaults__ = {
-                key: self._entry(function.__kwdefaults__, key, key) for key in function.__kwdefaults__
+                key: self._entry(Defaults(function), key, key) for key in function.__kwdefaults__
             }
         return copy
 
@@ -199,7 +185,7 @@ class Captures:
         if isinstance(value, Composition):
             return type(value)(*(self.wrap(part, name)[0] for part in value.parts))
         keywords = {key: self._entry(value.keywords, key, key) for key in value.keywords}
-        args = (self.wrap(arg, f"{name}.args[{i}]")[0] for i, arg in enumerate(value.args))
+        args = (self._entry(value.args, i, f"{name}.args[{i}]") for i in range(len(value.args)))
         return functools.partial(self.wrap(value.func, name)[0], *args, **keywords)
 
     def _autograd_function(self, cls: type[torch.autograd.Function], name: str) -> Any:
@@ -218,7 +204,7 @@ class Captures:
 
     def _container(self, value: Any, name: str) -> Any:
         if isinstance(value, tuple):
-            items = [self.wrap(item, f"{name}[{i}]")[0] for i, item in enumerate(value)]
+            items = [self._entry(value, i, f"{name}[{i}]") for i in range(len(value))]
             return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
         if isinstance(value, dict):
             self.watch.lengths.append((value, len(value)))
@@ -242,7 +228,7 @@ class Captures:
         """The copy of an attribute, watched."""
         value = getattr(owner, attribute)
         copy, leaf = self.wrap(value, name)
-        self.watch.attributes.append(AttributePlace(value, leaf, owner, attribute))
+        self.watch.attributes.append(AttributePlace(value, leaf, attributes_of(owner, self._root), attribute))
         return copy
 
     def guard_class(self, cls: type[Any]) -> None:
@@ -291,14 +277,3 @@ def _snapshot_of(value: Any) -> Callable[[], Any]:
     if isinstance(value, list):
         return lambda: tuple(item if isinstance(item, (int, float, str)) else id(item) for item in value)
     return lambda: frozenset(value)
-
-
-def _has_attributes(value: Any, kind: type[Any]) -> bool:
-    """Whether something that a mod reads may hide in attributes of `value`."""
-    if isinstance(value, torch.nn.Module):
-        return True
-    if isinstance(value, (Enum, BaseException)):
-        return False
-    if kind.__module__.partition(".")[0] in ("torch", "numpy", "builtins"):
-        return False
-    return hasattr(value, "__dict__") or hasattr(kind, "__slots__")

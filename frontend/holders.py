@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +95,10 @@ class CapturedObject:
         return isinstance(instance, _own(self, "_object"))
 
     def __eq__(self, other: object) -> Any:
-        return _own(self, "_object") == _original(other)
+        return _as_a_whole(self) == _original(other)
 
     def __hash__(self) -> int:
-        return hash(_own(self, "_object"))
+        return hash(_as_a_whole(self))
 
     def __bool__(self) -> bool:
         value = _own(self, "_object")
@@ -138,8 +139,15 @@ def _own(holder: CapturedObject, name: str) -> Any:
     return object.__getattribute__(holder, name)
 
 
+def _as_a_whole(holder: CapturedObject) -> Any:
+    """The original, of which no one can say what is read."""
+    value = _own(holder, "_object")
+    _own(holder, "_captures").watch.compared.add(id(value))
+    return value
+
+
 def _original(value: Any) -> Any:
-    return _own(value, "_object") if type(value) is CapturedObject else value
+    return _as_a_whole(value) if type(value) is CapturedObject else value
 
 
 def _static(value: Any, name: str) -> Any:
@@ -155,6 +163,7 @@ def _special(holder: CapturedObject, name: str, *args: Any, **kwargs: Any) -> An
         return captures.wrap(method, name)[0](holder, *args, **kwargs)
     if method is None:
         raise TypeError(f"{type(value).__name__!r} object does not support {name}")
+    _as_a_whole(holder)
     return captures.wrap(method(value, *args, **kwargs), f"{_own(holder, '_name')}.{name}")[0]
 
 
@@ -173,3 +182,15 @@ def _attribute(holder: CapturedObject, value: Any, name: str) -> Any:
     if isinstance(static, functools.cached_property):
         return captures.wrap(static.func, full)[0](holder)
     return captures.attribute(value, name, full)
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether something that a mod reads may hide in attributes of `value`."""
+    if isinstance(value, _module_class()):
+        return True
+    if isinstance(value, (Enum, BaseException)):
+        return False
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in ("torch", "numpy", "builtins"):
+        return False
+    return hasattr(value, "__dict__") or hasattr(kind, "__slots__")

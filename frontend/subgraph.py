@@ -107,9 +107,18 @@ class _Run(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "item" and _is_lifted_float(args[0]):
+            return self._lifted_float(args[0])
         args, kwargs = self._stand_in_for(args), self._stand_in_for(kwargs)
         with TracingMode(self.tracer):
             return super().call_method(target, args, kwargs)
+
+    def _lifted_float(self, operand: torch.Tensor) -> Traced:
+        """A float that is no constant: torch.compile gives it as a tensor, which is left one to the end."""
+        tensor = self.tracer.tensor(self._stand_in_for(operand))
+        number = Traced(self.tracer, torch.float32, tensor.value)
+        number.weak = True
+        return number
 
     def _stand_in_for(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -168,6 +177,12 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     shape, strides = (tuple(map(_hint, x)) for x in (tensor.shape, tensor.stride()))
     with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
         return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+
+
+def _is_lifted_float(operand: Any) -> bool:
+    if not isinstance(operand, torch.Tensor):
+        return False
+    return operand.ndim == 0 and operand.dtype is torch.float64 and operand.device.type == "cpu"
 
 
 def _name(target: str) -> str:

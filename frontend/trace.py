@@ -14,6 +14,7 @@ from flexc.frontend import factories, indexing, reductions, shapes, torch_choice
 from flexc.frontend.captures import Captures
 from flexc.frontend.dispatch import TracingMode
 from flexc.frontend.host import Program
+from flexc.frontend.owners import root_of
 from flexc.frontend.proxy import Traced
 from flexc.frontend.relocate import Outline, Pattern, pattern_of, stand_in
 from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
@@ -85,7 +86,7 @@ class Trace:
         reads = self.reads
         if reads is None:
             return None
-        return self if reads.unchanged() else _reread(self, reads)
+        return self if reads.unchanged() else _reread(self, reads, reads.watch)
 
     def current(self) -> tuple[Value, ...] | None:
         """The values as they are now; None when the mod must be traced again."""
@@ -100,7 +101,7 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     """
     check_arity(function, kind)
     tracer = Tracer()
-    captures = Captures(tracer)
+    captures = Captures(tracer, root_of(function))
     traceable = captures.wrap(function, getattr(function, "__name__", "mod"))[0]
     result = _run(tracer, traceable, kind)
     root = check_result(tracer, result, kind, function)
@@ -168,11 +169,12 @@ def _values(
     return tuple(leaves[s.leaf] if s.leaf is not None else done[s.step or 0] for s in slots)
 
 
-def _reread(old: Trace, reads: Reads) -> Trace | None:
+def _reread(old: Trace, reads: Reads, places: Watch) -> Trace | None:
+    """The trace with what is in these places now; None where it does not hold."""
     if not (reads.tensors_hold() and reads.checks.contents_hold()):
         return None
     leaves = list(reads.leaves)
-    watch = reads.watch.reread(leaves)
+    watch = places.reread(leaves)
     if watch is None:
         return None
     fresh = tuple(leaves)
@@ -186,7 +188,7 @@ def _reread(old: Trace, reads: Reads) -> Trace | None:
     values = _values(reads.slots, fresh, done)
     if not all(_fits(c, v) for c, v in zip(old.graph.captures, values, strict=True)):
         return None
-    return replace(old, values=values, reads=_reads(watch, fresh, reads.program, reads.guards, reads.slots))
+    return Trace(old.graph, values, _reads(watch, fresh, reads.program, reads.guards, reads.slots))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,10 +215,10 @@ class Template:
 
         None where it does not hold for the function.
         """
-        watch, reads = self.pattern.watch(outline.cells), self.trace.reads
+        watch, reads = self.pattern.watch(outline.owners), self.trace.reads
         if watch is None or reads is None:
             return None
-        return _reread(self.trace, replace(reads, watch=watch))
+        return _reread(self.trace, reads, watch)
 
 
 _NOTHING = Watch().compile()

@@ -56,6 +56,8 @@ class Watch:
     attributes: list[AttributePlace] = field(default_factory=list)
     lengths: list[tuple[Any, int]] = field(default_factory=list)
     snapshots: list[tuple[Callable[[], Any], Any]] = field(default_factory=list)
+    compared: set[object] = field(default_factory=set)
+    """The identities of objects that were compared or asked as a whole, not by what is read of them."""
 
     def compile(self) -> Checks:
         """The places as plain tuples, for the quick check."""
@@ -72,7 +74,7 @@ class Watch:
 
         None where something else than a number or tensor changed.
         """
-        again = Watch(lengths=self.lengths, snapshots=self.snapshots)
+        again = Watch(lengths=self.lengths, snapshots=self.snapshots, compared=self.compared)
         try:
             for cell in self.cells:
                 again.cells.append(CellPlace(cell.cell.cell_contents, cell.leaf, cell.cell))

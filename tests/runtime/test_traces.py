@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from flexc import mask_mod, masks, score_mod, traces
 from flexc.frontend.trace import trace
 from flexc.ir.graph import ModKind
 from flexc.mods import Mod, as_mask_mod, as_score_mod
+from tests.runtime.bound_mods import Biased, add, add_named
 
 GLOBAL = 3
 
@@ -122,7 +124,7 @@ def test_compositions_and_ready_made_masks(traced: list[Any]) -> None:
         _check(masks.causal | masks.document(ids))
         _check(~masks.sliding_window(n) & (lambda b, h, q_idx, kv_idx, n=n: kv_idx > n))
         _check(as_mask_mod(masks.sliding_window(n)))
-    assert len(traced) == 3 + 3  # what has defaults is traced each time
+    assert len(traced) == 4
 
 
 def test_one_tensor_or_two(traced: list[Any]) -> None:
@@ -183,16 +185,16 @@ def test_what_is_not_relocated_is_traced(traced: list[Any]) -> None:
 
         return q_idx >= math.floor(1.5) * kv_idx
 
-    def keeps(width: int, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return q_idx - kv_idx < width
-
     for n in range(2):
-        widths = [n, n + 1]
+        longer = list(range(n, n + 99))
 
-        def listed(b: Any, h: Any, q_idx: Any, kv_idx: Any, widths: list[int] = widths) -> Any:
-            return kv_idx < widths[1]
+        def from_numpy(b: Any, h: Any, q_idx: Any, kv_idx: Any, array: Any = np.array([n, n + 1])) -> Any:  # noqa: B008
+            return kv_idx < array[1]
 
-        functions: list[Callable[..., Any]] = [imports, partial(keeps, n), listed]
+        def from_a_long_list(b: Any, h: Any, q_idx: Any, kv_idx: Any, numbers: list[int] = longer) -> Any:
+            return kv_idx < numbers[98]
+
+        functions: list[Callable[..., Any]] = [imports, from_numpy, from_a_long_list]
         for function in functions:
             _check(mask_mod(function))
     assert len(traced) == 6
@@ -229,7 +231,13 @@ def test_nothing_that_was_captured_is_kept(traced: list[Any]) -> None:
     _check(_Layer().mod())
 
 
-@pytest.mark.parametrize("form", ["closure", "default", "inner", "object", "mask", "block mask"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("closure", "default", "keyword", "inner", "object", "mask", "block mask"),
+        *("partial", "keyword of a partial", "callable", "method"),
+    ],
+)
 def test_a_function_that_is_used_once_is_gone_without_a_collection(form: str) -> None:
     """What it captured may be large, and have all of a model's activations behind it."""
     q = torch.randn(1, 2, 9, 4, requires_grad=True)
@@ -237,6 +245,7 @@ def test_a_function_that_is_used_once_is_gone_without_a_collection(form: str) ->
     def step() -> weakref.ref[torch.Tensor]:
         bias, layer = torch.randn(9), _Layer()
         layer.bias = torch.nn.Parameter(bias)
+        biased = Biased(bias)
 
         def score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             return score + bias[kv_idx]
@@ -247,6 +256,11 @@ def test_a_function_that_is_used_once_is_gone_without_a_collection(form: str) ->
         given: dict[str, dict[str, Any]] = {
             "closure": {"score_mod": score},
             "default": {"score_mod": lambda s, b, h, q_idx, kv_idx, bias=bias: s + bias[kv_idx]},
+            "keyword": {"score_mod": lambda s, b, h, q_idx, kv_idx, *, bias=bias: s + bias[kv_idx]},
+            "partial": {"score_mod": partial(add, bias)},
+            "keyword of a partial": {"score_mod": partial(add_named, bias=bias)},
+            "callable": {"score_mod": biased},
+            "method": {"score_mod": biased.twice},
             "inner": {"score_mod": lambda s, b, h, q_idx, kv_idx: 2 * score(s, b, h, q_idx, kv_idx)},
             "object": {"score_mod": lambda s, b, h, q_idx, kv_idx: s + layer.bias[kv_idx]},
             "mask": {"mask_mod": mask_mod(mask) & masks.causal},
