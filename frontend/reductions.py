@@ -139,16 +139,23 @@ def count_nonzero(tracer: Tracer, input: Any, dim: Any = None) -> Traced:
 
 @operation("amax")
 def amax(tracer: Tracer, input: Any, dim: Any = None, keepdim: bool = False) -> Traced:
-    """The largest element."""
-    x = tracer.lift(input)
-    return reduced(x, dim, keepdim, x.dtype, _with_empty(forms.maximum, None))
+    """The largest element. Equal ones share the gradient evenly, as in PyTorch."""
+    return _extreme(tracer.lift(input), dim, keepdim, Op.MAX)
 
 
 @operation("amin")
 def amin(tracer: Tracer, input: Any, dim: Any = None, keepdim: bool = False) -> Traced:
-    """The smallest element."""
-    x = tracer.lift(input)
-    return reduced(x, dim, keepdim, x.dtype, _with_empty(forms.minimum, None))
+    """The smallest element. Equal ones share the gradient evenly, as in PyTorch."""
+    return _extreme(tracer.lift(input), dim, keepdim, Op.MIN)
+
+
+def _extreme(x: Traced, dim: Any, keepdim: bool, op: Op) -> Traced:
+    def combine(items: list[Expr]) -> Expr:
+        if items and items[0].dtype is DType.F32:
+            return build.extremes(op, items)
+        return _with_empty(functools.partial(build.binary, op), None)(items)
+
+    return reduced(x, dim, keepdim, x.dtype, combine)
 
 
 class Extreme(NamedTuple):

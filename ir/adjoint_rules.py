@@ -4,7 +4,8 @@ A rule gets the node and the gradient that reached it, and answers with one `Par
 nothing reaches that operand. Conventions where a function has a kink or a pole are PyTorch's:
 
 - MIN and MAX of equal operands: half to each (`torch.maximum`); where one of them is a number of Python, all
-  to the other (`torch.clamp`, which has its bounds as numbers).
+  to the other (`torch.clamp`, which has its bounds as numbers). In a reduction (`torch.amax`) as much to each
+  of all that are equal.
 - ABS at 0: 0. FLOOR and SIGN: 0. SQRT at 0 and LOG at 0: infinite.
 - POW: the base gets 0 where the exponent is 0; the exponent gets 0 where the base is 0 and it is >= 0.
 - WHERE passes the gradient to the operand that was taken. The one that was not gets nothing, even where its
@@ -129,10 +130,25 @@ def _extreme(node: Expr, grad: Expr) -> Parts:
     a, b = node.args
     least = (a, b) if node.op is Op.MIN else (b, a)
     first, second = compare(Op.LE, *least), compare(Op.LE, *reversed(least))
-    if _is_number(a) or _is_number(b):
+    if node.attr is None and (_is_number(a) or _is_number(b)):
         return Part(grad, first), Part(grad, second)
-    shared = where(compare(Op.EQ, a, b), times(grad, _number(0.5)), grad)
-    return Part(shared, first), Part(shared, second)
+    equal, shares = compare(Op.EQ, a, b), (_number(0.5), _number(0.5))
+    if node.attr is not None:
+        counts = _ties(a, node), _ties(b, node)
+        total = binary(Op.ADD, *counts)
+        shares = binary(Op.DIV, counts[0], total), binary(Op.DIV, counts[1], total)
+    of_a, of_b = (where(equal, times(grad, share), grad) for share in shares)
+    return Part(of_a, first), Part(of_b, second)
+
+
+def _ties(x: Expr, reduction: Expr) -> Expr:
+    """How many of the items that `x` is the extreme of are equal to it, in the reduction of that node."""
+    if (x.op, x.attr) != (reduction.op, reduction.attr):
+        return _number(1)
+    a, b = x.args
+    first, second = (_ties(arg, reduction) for arg in x.args)
+    of_one = where(compare(Op.EQ, x, a), first, second)
+    return where(compare(Op.EQ, a, b), binary(Op.ADD, first, second), of_one)
 
 
 def _pow(node: Expr, grad: Expr) -> Parts:

@@ -7,8 +7,9 @@ raises TypeError: tracing turns it into an error at the user's own line.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from flexc.ir.expr import Expr
+from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import FLOAT_INPUTS, INFO, Input, Op
 from flexc.ir.types import DType, promote
 
@@ -121,6 +122,21 @@ def binary(op: Op, a: Expr, b: Expr) -> Expr:
     else:
         a, b = unify(a, b, least=DType.I32)
     return Expr(op, (a, b), None, a.dtype)
+
+
+def extremes(op: Op, items: Sequence[Expr]) -> Expr:
+    """The least (MIN) or greatest (MAX) of floats, of which equal ones share a gradient evenly.
+
+    Nodes of one reduction carry one number, larger than those of reductions among the items: an adjoint
+    counts how many items below a node are equal to it.
+    """
+    inner = [n.attr for n in topological(*items) if n.op in (Op.MIN, Op.MAX) and isinstance(n.attr, int)]
+    depth = 1 + max(inner, default=0)
+    row = [cast(x, DType.F32) for x in items]
+    while len(row) > 1:
+        pairs = [Expr(op, (a, b), depth, DType.F32) for a, b in zip(row[::2], row[1::2], strict=False)]
+        row = pairs + row[len(row) - len(row) % 2 :]
+    return row[0]
 
 
 def detach(x: Expr) -> Expr:

@@ -30,8 +30,9 @@ class Expr:
     """An operation applied to operands. Interned: two equal expressions are the same object.
 
     `attr` is what a leaf carries: the value of a CONST, the Input of an INPUT, the slot of a SCALAR or LOAD,
-    `(slot, dimension)` of a SIZE. Every other op has None. Build nodes with `flexc.ir.build`, which promotes
-    types and checks operands.
+    `(slot, dimension)` of a SIZE. A MIN or MAX of floats that is one step of a reduction has the reduction's
+    depth, see `flexc.ir.build.extremes`. Every other op has None. Build nodes with `flexc.ir.build`, which
+    promotes types and checks operands.
     """
 
     op: Op

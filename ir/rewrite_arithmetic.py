@@ -168,7 +168,7 @@ def _extreme(x: Expr) -> Expr | None:
     if inner is None or outer is None:
         return None
     merged = min(inner, outer) if x.op is Op.MIN else max(inner, outer)
-    return Expr(x.op, (a.args[0], const(merged, x.dtype)), None, x.dtype)
+    return Expr(x.op, (a.args[0], const(merged, x.dtype)), x.attr, x.dtype)
 
 
 def _bit_and(x: Expr) -> Expr | None:

@@ -55,7 +55,7 @@ def _split(node: Expr, parts: tuple[_Split, ...]) -> _Split:
         return node, None
     masks = [mask for _, mask in parts if mask is not None]
     mask = masks[0] if len(masks) == 1 else logic(Op.AND, *masks)
-    return Expr(node.op, tuple(score for score, _ in parts), None, node.dtype), mask
+    return Expr(node.op, tuple(score for score, _ in parts), node.attr, node.dtype), mask
 
 
 def _keeps_infinity(node: Expr, parts: tuple[_Split, ...]) -> bool:

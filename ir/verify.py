@@ -35,8 +35,14 @@ def _node_problems(node: Expr, graph: ModGraph) -> list[str]:
         return [f"{node.op.value} takes {info.arity} operands, not {len(node.args)}"]
     if info.takes == "leaf":
         return _leaf_problems(node, graph)
-    problems = [] if node.attr is None else [f"{node.op.value} carries {node.attr!r}"]
+    problems = [] if _may_carry(node) else [f"{node.op.value} carries {node.attr!r}"]
     return problems + _operand_problems(node) + _result_problems(node)
+
+
+def _may_carry(node: Expr) -> bool:
+    if node.op in (Op.MIN, Op.MAX) and node.dtype is DType.F32 and type(node.attr) is int:
+        return node.attr > 0
+    return node.attr is None
 
 
 def _operand_problems(node: Expr) -> list[str]:
