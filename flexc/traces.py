@@ -46,4 +46,4 @@ def _relocated(found: Outline, kind: ModKind) -> Trace | None:
 
 
 def _key(found: Outline, kind: ModKind) -> tuple[object, ...]:
-    return kind, torch.get_default_dtype(), found.key
+    return kind.value, torch.get_default_dtype(), found.key

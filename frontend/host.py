@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Number = bool | int | float
@@ -89,6 +90,7 @@ class Program:
             done.append(step.run(leaves, done))
         return done
 
-    def sized_leaves(self) -> set[int]:
-        """The leaves of which a length is read."""
-        return {step.leaf for step in self.steps if isinstance(step, SizeOf)}
+    @cached_property
+    def sized_leaves(self) -> tuple[int, ...]:
+        """The leaves of which a length is read. Asked for when no more steps come."""
+        return tuple(sorted({step.leaf for step in self.steps if isinstance(step, SizeOf)}))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from types import FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 
-from flexc.frontend.code import facts_of
 from flexc.frontend.compose import Composition, Traceable
 from flexc.frontend.holders import has_attributes
 from flexc.frontend.owners import Defaults, attributes_of, root_of
@@ -38,17 +36,17 @@ class Unknown(Exception):
     """A trace can't be relocated: its function is of another kind, or what it read is no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(NamedTuple):
     """The outline of a function."""
 
     key: tuple[object, ...]
     owners: tuple[Any, ...]
     """What holds what was captured, in order: cells, defaults, tuples, lists, dicts, objects."""
-    free: frozenset[Place]
+    free: set[Place]
     """Where something may be another object each time, as the key says all of it that matters."""
-    held: tuple[object, ...]
-    """What the key names by identity, and lives as long as the code does."""
+    codes: list[CodeType]
+    """The key names them by identity, as it does `held`, which lives as long as they do."""
+    held: list[object]
 
 
 def outline(function: object) -> Outline | None:
@@ -58,7 +56,7 @@ def outline(function: object) -> Outline | None:
         walk.callable(function, 0)
     except (Unknown, ValueError):  # a variable of a closure that is not assigned yet
         return None
-    return Outline(tuple(walk.key), tuple(walk.owners), frozenset(walk.free), tuple(walk.held))
+    return Outline(tuple(walk.key), tuple(walk.owners), walk.free, walk.codes, walk.held)
 
 
 class _Walk:
@@ -66,6 +64,7 @@ class _Walk:
         self.key: list[object] = []
         self.owners: list[Any] = []
         self.free: set[Place] = set()
+        self.codes: list[CodeType] = []
         self.held: list[object] = []
         self._root = root
         self._seen: dict[int, int] = {}
@@ -75,14 +74,14 @@ class _Walk:
     def callable(self, value: Any, depth: int) -> None:
         if depth > _DEEPEST:
             raise Unknown
-        if isinstance(value, Traceable):
+        if type(value) is FunctionType:
+            self._function(value, depth)
+        elif isinstance(value, Traceable):
             self.callable(value.function, depth)
         elif isinstance(value, Composition):
             self.key += (type(value), len(value.parts))
             for part in value.parts:
                 self.callable(part, depth + 1)
-        elif type(value) is FunctionType:
-            self._function(value, depth)
         elif type(value) is functools.partial:
             self.key.append(functools.partial)
             self._container(value.args, depth)
@@ -98,10 +97,11 @@ class _Walk:
     def _function(self, function: FunctionType, depth: int) -> None:
         code = function.__code__
         self.key += (id(code), id(function.__globals__), function.__name__)
-        self.held += (code, function.__globals__)
+        self.held.append(function.__globals__)
+        self.codes.append(code)
         if self._is_known(function):
             return
-        if facts_of(code).imports or "_torchdynamo_orig_callable" in function.__dict__:
+        if "_torchdynamo_orig_callable" in function.__dict__:
             raise Unknown
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if name == "__class__":  # what super() needs, which has watches of its own
@@ -151,7 +151,9 @@ class _Walk:
             self._is_known(value)
         elif kind in VALUES:
             self.key += (kind, value)
-        elif isinstance(value, (FunctionType, Traceable, Composition, functools.partial, MethodType)):
+        elif kind is FunctionType or isinstance(
+            value, (Traceable, Composition, functools.partial, MethodType)
+        ):
             self.free.add(place)
             self.callable(value, depth + 1)
         elif kind in (list, dict) or isinstance(value, tuple):

@@ -10,13 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
 
+from flexc.frontend.code import facts_of
 from flexc.frontend.outline import CONTENT, NUMBERS, VALUES, Outline, Unknown, outline
 from flexc.frontend.owners import Defaults, identity_of
-from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Watch
+from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Leaves, Watch
 
 Hold = Callable[[], Any]
 """Gives an object back. Raises Unknown when it is no more."""
@@ -27,10 +29,9 @@ class _Cell:
     """A variable of a closure, without what it held."""
 
     owner: int
-    stand_in: object
     leaf: int
     last: Hold | None
-    """What it must hold; None where that is free."""
+    """What it must hold, or a stand-in for a leaf; None where that is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,30 @@ class Pattern:
     lengths: tuple[tuple[int, int], ...]
     held: tuple[object, ...]
 
-    def watch(self, owners: tuple[Any, ...]) -> Watch | None:
-        """The watch of a trace of the function that has these owners; None where something is no more."""
-        watch = Watch()
+    def read(self, owners: tuple[Any, ...], leaves: list[Any]) -> Watch | None:
+        """The watch of a trace of the function that has these owners; what is there is written into `leaves`.
+
+        None where something is no more, or is of another kind.
+        """
+        watch, found = Watch(), Leaves(leaves)
         try:
             for cell in self.cells:
-                known, owner = cell.stand_in, owners[cell.owner]
-                if cell.leaf == NO_LEAF:
-                    known = owner.cell_contents if cell.last is None else cell.last()
-                watch.cells.append(CellPlace(known, cell.leaf, owner))
-            for place in self.items:
-                owner = owners[place.owner] if isinstance(place.owner, int) else place.owner()
-                known = owner[place.name] if place.last is None else place.last()
-                watch.items.append(ItemPlace(known, place.leaf, owner, place.name))
-            for place in self.attributes:
-                owner = owners[place.owner] if isinstance(place.owner, int) else place.owner()
-                known = getattr(owner, place.name) if place.last is None else place.last()
-                watch.attributes.append(AttributePlace(known, place.leaf, owner, place.name))
-        except (Unknown, LookupError, AttributeError):
+                owner = owners[cell.owner]
+                here, last = owner.cell_contents, cell.last
+                if last is not None and not found.take(last(), here, cell.leaf):
+                    return None
+                watch.cells.append(CellPlace(here, cell.leaf, owner))
+            for places, get, kind, into in (
+                (self.items, getitem, ItemPlace, watch.items),
+                (self.attributes, getattr, AttributePlace, watch.attributes),
+            ):
+                for place in places:
+                    owner = owners[place.owner] if isinstance(place.owner, int) else place.owner()
+                    here, last = get(owner, place.name), place.last
+                    if last is not None and not found.take(last(), here, place.leaf):
+                        return None
+                    into.append(kind(here, place.leaf, owner, place.name))  # type: ignore[arg-type]
+        except (Unknown, ValueError, LookupError, AttributeError):
             return None
         watch.lengths += [(owners[number], length) for number, length in self.lengths]
         return watch
@@ -83,6 +90,8 @@ def pattern_of(watch: Watch, outline: Outline) -> Pattern | None:
     numbers = {identity_of(owner): number for number, owner in enumerate(outline.owners)}
     if watch.snapshots or not watch.compared.isdisjoint(numbers):
         return None
+    if any(facts_of(code).imports for code in outline.codes):
+        return None
 
     def place(owner: object, name: Any, leaf: int, last: object, hold: Callable[[Any], Hold]) -> _Place:
         number = numbers.get(identity_of(owner))
@@ -91,10 +100,8 @@ def pattern_of(watch: Watch, outline: Outline) -> Pattern | None:
 
     def cell(place: CellPlace) -> _Cell:
         number = _known(numbers, place.cell)
-        last = None
-        if place.leaf == NO_LEAF:
-            last = _last(place.last, NO_LEAF, is_free=(number, CONTENT) in outline.free)
-        return _Cell(number, stand_in(place.last), place.leaf, last)
+        last = _last(place.last, place.leaf, is_free=(number, CONTENT) in outline.free)
+        return _Cell(number, place.leaf, last)
 
     try:
         return Pattern(
@@ -102,7 +109,7 @@ def pattern_of(watch: Watch, outline: Outline) -> Pattern | None:
             tuple(place(p.container, p.key, p.leaf, p.last, _names) for p in watch.items),
             tuple(place(p.owner, p.name, p.leaf, p.last, weakly) for p in watch.attributes),
             tuple((_known(numbers, container), length) for container, length in watch.lengths),
-            outline.held,
+            (*outline.codes, *outline.held),
         )
     except Unknown:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,18 +35,26 @@ _OPERATIONS = (factories, indexing, reductions, shapes, torch_choices, torch_ops
 _TORCH_REFUSES = re.compile(r"^\w+\(\):? (argument |received an invalid combination of arguments)")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Reads:
     """How to make the values of a trace again: what was read, and the program of captured numbers."""
 
     watch: Watch
-    checks: Checks
     leaves: tuple[Any, ...]
     program: Program
     guards: tuple[tuple[int, Any], ...]
     slots: tuple[Slot, ...]
     tensors: tuple[tuple[torch.Tensor, torch.dtype, int], ...]
     shapes: tuple[tuple[torch.Tensor, tuple[int, ...]], ...]
+    _checks: Checks | None = None
+    """Of the watch; made when they are asked for first."""
+
+    @property
+    def checks(self) -> Checks:
+        """The quick check of what was read."""
+        if self._checks is None:
+            self._checks = self.watch.compile()
+        return self._checks
 
     def unchanged(self) -> bool:
         """Whether all that was read is still the same, down to the dtypes and shapes of tensors."""
@@ -86,7 +94,7 @@ class Trace:
         reads = self.reads
         if reads is None:
             return None
-        return self if reads.unchanged() else _reread(self, reads, reads.watch)
+        return self if reads.unchanged() else _reread(self, reads)
 
     def current(self) -> tuple[Value, ...] | None:
         """The values as they are now; None when the mod must be traced again."""
@@ -157,38 +165,39 @@ def _reads(
     guards: tuple[tuple[int, Any], ...],
     slots: tuple[Slot, ...],
 ) -> Reads:
-    tensors = tuple((leaf, leaf.dtype, leaf.ndim) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    sized = sorted(program.sized_leaves())
-    shapes_ = tuple((leaves[leaf], tuple(leaves[leaf].shape)) for leaf in sized)
-    return Reads(watch, watch.compile(), leaves, program, guards, slots, tensors, shapes_)
+    tensors = tuple([(leaf, leaf.dtype, leaf.ndim) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    shapes_ = tuple([(leaves[leaf], tuple(leaves[leaf].shape)) for leaf in program.sized_leaves])
+    return Reads(watch, leaves, program, guards, slots, tensors, shapes_)
 
 
 def _values(
     slots: list[Slot] | tuple[Slot, ...], leaves: tuple[Any, ...], done: list[Any]
 ) -> tuple[Value, ...]:
-    return tuple(leaves[s.leaf] if s.leaf is not None else done[s.step or 0] for s in slots)
+    return tuple([leaves[s.leaf] if s.leaf is not None else done[s.step or 0] for s in slots])
 
 
-def _reread(old: Trace, reads: Reads, places: Watch) -> Trace | None:
-    """The trace with what is in these places now; None where it does not hold."""
+def _reread(old: Trace, reads: Reads) -> Trace | None:
+    """The trace with what is in its places now; None where it does not hold."""
     if not (reads.tensors_hold() and reads.checks.contents_hold()):
         return None
     leaves = list(reads.leaves)
-    watch = places.reread(leaves)
-    if watch is None:
-        return None
-    fresh = tuple(leaves)
+    watch = reads.watch.reread(leaves)
+    return None if watch is None else _with_leaves(old, reads, watch, tuple(leaves))
+
+
+def _with_leaves(old: Trace, reads: Reads, watch: Watch, leaves: tuple[Any, ...]) -> Trace | None:
     try:
-        done = reads.program.run(fresh)
+        done = reads.program.run(leaves)
     except Exception:  # the user's own arithmetic: tracing again raises it at the user's line
         return None
     for step, value in reads.guards:
         if type(done[step]) is not type(value) or done[step] != value:
             return None
-    values = _values(reads.slots, fresh, done)
-    if not all(_fits(c, v) for c, v in zip(old.graph.captures, values, strict=True)):
-        return None
-    return Trace(old.graph, values, _reads(watch, fresh, reads.program, reads.guards, reads.slots))
+    values = _values(reads.slots, leaves, done)
+    for capture, value in zip(old.graph.captures, values, strict=True):
+        if not _fits(capture, value):
+            return None
+    return Trace(old.graph, values, _reads(watch, leaves, reads.program, reads.guards, reads.slots))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,23 +214,21 @@ class Template:
         pattern = None if reads is None else pattern_of(reads.watch, outline)
         if reads is None or pattern is None:
             return None
-        placed = {p.leaf for p in (*reads.watch.cells, *reads.watch.items, *reads.watch.attributes)}
+        placed = {place.leaf for place in reads.watch.places()}
         leaves = tuple(stand_in(x) if leaf in placed else x for leaf, x in enumerate(reads.leaves))
-        bare = replace(reads, watch=Watch(), checks=_NOTHING, leaves=leaves, tensors=(), shapes=())
-        return cls(replace(trace, values=(), reads=bare), pattern)
+        bare = Reads(Watch(), leaves, reads.program, reads.guards, reads.slots, (), ())
+        return cls(Trace(trace.graph, (), bare), pattern)
 
     def relocated(self, outline: Outline) -> Trace | None:
         """The trace of the function of that outline, which has the key of the template's own.
 
         None where it does not hold for the function.
         """
-        watch, reads = self.pattern.watch(outline.owners), self.trace.reads
-        if watch is None or reads is None:
-            return None
-        return _reread(self.trace, reads, watch)
-
-
-_NOTHING = Watch().compile()
+        reads = self.trace.reads
+        assert reads is not None
+        leaves = list(reads.leaves)
+        watch = self.pattern.read(outline.owners, leaves)
+        return None if watch is None else _with_leaves(self.trace, reads, watch, tuple(leaves))
 
 
 def _fits(capture: Capture, value: Value) -> bool:

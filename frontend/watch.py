@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,38 +13,37 @@ NO_LEAF = -1
 _MISSING = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where something was read.
+class CellPlace(NamedTuple):
+    """A variable of an enclosing function.
 
-    `leaf` is its number or tensor, or NO_LEAF when it must stay the same object.
+    Here and below, `last` is what was there, and `leaf` the number of that number or tensor; NO_LEAF when it
+    must stay the same object.
     """
 
     last: Any
     leaf: int
-
-
-@dataclass(frozen=True, slots=True)
-class CellPlace(Place):
-    """A variable of an enclosing function."""
-
     cell: CellType
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPlace(Place):
-    """A global name, or an entry of a list or dict."""
+class ItemPlace(NamedTuple):
+    """A global name, a default, or an entry of a tuple, list or dict."""
 
+    last: Any
+    leaf: int
     container: Any
     key: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AttributePlace(Place):
+class AttributePlace(NamedTuple):
     """An attribute of an object."""
 
+    last: Any
+    leaf: int
     owner: Any
     name: str
+
+
+Place = CellPlace | ItemPlace | AttributePlace
 
 
 @dataclass(slots=True)
@@ -58,6 +57,10 @@ class Watch:
     snapshots: list[tuple[Callable[[], Any], Any]] = field(default_factory=list)
     compared: set[object] = field(default_factory=set)
     """The identities of objects that were compared or asked as a whole, not by what is read of them."""
+
+    def places(self) -> list[Place]:
+        """All of them."""
+        return [*self.cells, *self.items, *self.attributes]
 
     def compile(self) -> Checks:
         """The places as plain tuples, for the quick check."""
@@ -85,22 +88,34 @@ class Watch:
                 again.attributes.append(AttributePlace(value, place.leaf, place.owner, place.name))
         except (ValueError, LookupError, AttributeError):
             return None  # deleted: the mod itself will say so
-        old_places: list[Place] = [*self.cells, *self.items, *self.attributes]
-        new_places: list[Place] = [*again.cells, *again.items, *again.attributes]
-        return again if _update(leaves, old_places, new_places) else None
+        found = Leaves(leaves)
+        for old, new in zip(self.places(), again.places(), strict=True):
+            if not found.take(old.last, new.last, new.leaf):
+                return None
+        return again
 
 
-def _update(leaves: list[Any], old_places: list[Place], new_places: list[Place]) -> bool:
-    written: dict[int, Any] = {}
-    for old, new in zip(old_places, new_places, strict=True):
-        if new.leaf == NO_LEAF:
-            if not same(old.last, new.last):
-                return False
-        elif written.setdefault(new.leaf, new.last) is not new.last or not alike(old.last, new.last):
-            return False  # one tensor found in two places is two tensors now, or the kind changed
-        else:
-            leaves[new.leaf] = new.last
-    return True
+class Leaves:
+    """What was read, as it is read anew from one place after another."""
+
+    __slots__ = ("_values", "_written")
+
+    def __init__(self, values: list[Any]) -> None:
+        """`values` are written."""
+        self._values = values
+        self._written: set[int] = set()
+
+    def take(self, old: Any, new: Any, leaf: int) -> bool:
+        """Whether a trace that found `old` in a place serves where `new` is found."""
+        if leaf == NO_LEAF:
+            return same(old, new)
+        if leaf in self._written:  # one tensor found in two places may be two tensors now
+            return self._values[leaf] is new
+        if not alike(old, new):
+            return False
+        self._written.add(leaf)
+        self._values[leaf] = new
+        return True
 
 
 def same(old: Any, new: Any) -> bool:
