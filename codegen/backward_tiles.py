@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from flexc.codegen.backward_spec import SLICE, BackwardSpec, Entry
-from flexc.codegen.refusals import SMALLER, no_tiles, off_the_map, too_large, with_history
+from flexc.codegen.refusals import SMALLER, Spilled, no_tiles, off_the_map, too_large, with_history
 from flexc.codegen.target import MatrixUnit, Target
 from flexc.codegen.tiles import Reasons, Tiles, power_of_two_at_least
 from flexc.ir.spec import Blocks
@@ -146,7 +146,7 @@ def _heavier_than_skipped(
     return any(
         registers >= registers_per_thread(backward, entry, target, t)
         for t, problem in skip.items()
-        if "spilled" in problem  # and not too large
+        if isinstance(problem, Spilled)  # and not too large
     )
 
 

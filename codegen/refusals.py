@@ -12,6 +12,13 @@ from flexc.ir.spec import AttentionSpec
 if TYPE_CHECKING:
     from flexc.codegen.tiles import Tiles
 
+
+class Spilled(str):
+    """Why compiled tiles proved bad, where it is that they need too many registers: lighter ones may do."""
+
+    __slots__ = ()
+
+
 SMALLER = "leave out the options, or ask for smaller tiles and fewer stages"
 """The hint where the sizes that a user asked for do not fit."""
 

@@ -151,13 +151,16 @@ class BlockListing:
         return math.prod(self.shape)
 
     def sparsity(self) -> float:
-        """The percentage of pairs in blocks that are not visited (below 0: blocks over the lengths)."""
+        """The percentage of pairs in blocks that are not visited.
+
+        Visited blocks count whole, as in PyTorch, also where they reach over the lengths; it is 0 at least.
+        """
         total = self.numel()
         if total == 0:
             return 0.0
         shared = math.prod(self._shape) // (self._map.batch * self._map.heads)
         visited = visited_blocks(self._map) * shared * self.BLOCK_SIZE[0] * self.BLOCK_SIZE[1]
-        return 100 * (1 - visited / total)
+        return max(0.0, 100 * (1 - visited / total))
 
     def to_dense(self) -> torch.Tensor:
         """Which blocks are visited: (B, H, q blocks, kv blocks) int32 of 0 and 1."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -38,20 +38,22 @@ class Place:
     n_values: int
 
 
+class Inputs(NamedTuple):
+    """The tensors of one call, which passed the checks. `captured` are the captured ones in their order."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    sinks: torch.Tensor | None
+    seed: torch.Tensor | None
+    captured: Sequence[torch.Tensor]
+
+
 class Step(Protocol):
     """Records a prepared call for autograd."""
 
-    def record(
-        self,
-        prepared: Prepared,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sinks: torch.Tensor | None,
-        seed: torch.Tensor | None,
-        captured: Sequence[torch.Tensor],
-    ) -> Result:
-        """The result, which knows its backward. `captured` are the captured tensors in their order."""
+    def record(self, prepared: Prepared, inputs: Inputs) -> Result:
+        """The result, which knows its backward."""
         ...
 
 
@@ -117,20 +119,12 @@ class Prepared:
             return None
         if drops and dropout_seed is None:
             dropout_seed = new_seed(q.device)
-        if self._step is None:
-            return self.launch(q, k, v, sinks, dropout_seed, captured)
-        return self._step.record(self, q, k, v, sinks, dropout_seed, captured)
+        inputs = Inputs(q, k, v, sinks, dropout_seed, captured)
+        return self.launch(inputs) if self._step is None else self._step.record(self, inputs)
 
-    def launch(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sinks: torch.Tensor | None,
-        seed: torch.Tensor | None,
-        captured: Sequence[torch.Tensor],
-    ) -> Result:
-        """The launch itself, of tensors that passed the checks; autograd sees nothing of it."""
+    def launch(self, inputs: Inputs) -> Result:
+        """The launch itself; autograd sees nothing of it."""
+        q, k, v, sinks, seed, captured = inputs
         out = q.new_empty(self._out)
         addresses: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         lse = None

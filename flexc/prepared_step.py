@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from flexc.gpu_backward import as_kernels_read, record
 from flexc.map_tensors import tensors_of
 from flexc.mapped import is_batched
 from flexc.operators import call_of, name_of
-from flexc.prepared import Place, Prepared, as_kernels_read_sinks
+from flexc.prepared import Inputs, Place, Prepared, as_kernels_read_sinks
 from flexc.refit import refitted
 from flexc.statement import split_values
 
@@ -33,19 +33,9 @@ class Step:
     backwards: dict[tuple[object, ...], Recorded] = field(default_factory=dict, compare=False)
     """By the layouts of what goes in, and what needs a gradient."""
 
-    def record(
-        self,
-        prepared: Prepared,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        sinks: torch.Tensor | None,
-        seed: torch.Tensor | None,
-        captured: Sequence[torch.Tensor],
-    ) -> Result:
+    def record(self, prepared: Prepared, inputs: Inputs) -> Result:
         """The result, which knows its backward."""
-        tensors = (q, k, v, sinks, seed, *captured, *self.blocks)
-        found: Any = _apply(self, prepared, *tensors)
+        found: Any = _apply(self, prepared, *inputs[:NAMED], *inputs.captured, *self.blocks)
         return found if self.returns_lse else (found, None)
 
 
@@ -55,7 +45,7 @@ class _Prepared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Step, prepared: Prepared, *tensors: Any) -> Any:
         q, k, v, sinks, seed, *others = tensors
-        out, lse = prepared.launch(q, k, v, sinks, seed, others[: step.numbers.n_captures])
+        out, lse = prepared.launch(Inputs(q, k, v, sinks, seed, others[: step.numbers.n_captures]))
         ctx.step, ctx.prepared = step, prepared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, *tensors)

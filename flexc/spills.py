@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from flexc.artifact import Resources
+from flexc.codegen.refusals import Spilled
 from flexc.toolchain import disassemble, spills_in_matrix_loops
 
 _FEW_IN_LOOPS = 8
@@ -29,12 +30,12 @@ class Spares(Enum):
     """Up to 48 accesses in loops: addresses and the like, not tiles."""
 
 
-def spills_that_count(spares: Spares, resources: Resources, cubin: bytes) -> tuple[int, str]:
+def spills_that_count(spares: Spares, resources: Resources, cubin: bytes) -> tuple[int, Spilled]:
     """How much a kernel spills where it counts, 0 for nothing, and that as text for `explain`.
 
     In bytes a thread, or in accesses of its loops with matrix products where only these count.
     """
-    text = f"{resources.spills} bytes of spilled registers"
+    text = Spilled(f"{resources.spills} bytes of spilled registers")
     if spares is Spares.ALL:
         return 0, text
     if spares is Spares.NONE or not resources.spills:
@@ -47,4 +48,4 @@ def spills_that_count(spares: Spares, resources: Resources, cubin: bytes) -> tup
     count = spills_in_matrix_loops(sass)
     if count <= (_SCALARS if spares is Spares.SCALARS else _FEW_IN_LOOPS):
         return 0, text
-    return count, f"{count} accesses to spilled registers in its loops"
+    return count, Spilled(f"{count} accesses to spilled registers in its loops")

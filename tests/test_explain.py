@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import flexc
+from flexc.cli import main
+from flexc.errors import InternalError, NoFeasiblePlan
 from flexc.explain import draw_tiles, explain_score
 from flexc.ir.schedule import PARTIAL_COST
 from flexc.plane import plane
@@ -17,6 +20,23 @@ WINDOW = 1024
 @flexc.mask_mod
 def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx >= kv_idx) & (q_idx - kv_idx < WINDOW)
+
+
+@pytest.mark.parametrize("mistake", [NoFeasiblePlan, InternalError])
+def test_the_rest_is_explained_where_a_kernel_fails(
+    mistake: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(**given: Any) -> Any:
+        raise mistake(f"no tiles for head dimension {given['head_dim']}")
+
+    monkeypatch.setattr("flexc.cli.explain.compile_kernel", fails)
+    monkeypatch.setattr("sys.argv", ["flexc", "explain", f"{__file__}:window", "--target", "sm80"])
+    with pytest.raises((SystemExit, InternalError)) as caught:
+        main()
+    out, err = capsys.readouterr()
+    assert "q_idx >= kv_idx and q_idx - kv_idx < WINDOW" in out
+    assert f"no kernel: forward for sm80, head dimension 128, bf16 failed: {mistake.__name__}" in out
+    assert "no tiles for head dimension 128" in err + str(caught.value)
 
 
 def test_mask() -> None:

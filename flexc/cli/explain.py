@@ -5,6 +5,7 @@ from __future__ import annotations
 from flexc.cli.options import Batch, BlockSize, Dtype, DtypeOption, Head, HeadDim, KvLen, Mod, QLen, Target
 from flexc.cli.show import show_text
 from flexc.compiling import compile as compile_kernel
+from flexc.errors import FlexcError, InternalError
 from flexc.explain import explain_mask, explain_score
 from flexc.modfile import load_one
 
@@ -27,13 +28,19 @@ def explain(
         parts.append(explain_mask(named.mask, q_len, kv_len, b=b, h=h, block_size=block_size))
     if named.score is not None:
         parts.append(explain_score(named.score))
-    kernel = compile_kernel(
-        mask_mod=named.mask,
-        score_mod=named.score,
-        head_dim=head_dim,
-        dtype=dtype.torch,
-        target=target,
-        backward=False,
-    )
-    parts.append(kernel.explain())
+    try:
+        kernel = compile_kernel(
+            mask_mod=named.mask,
+            score_mod=named.score,
+            head_dim=head_dim,
+            dtype=dtype.torch,
+            target=target,
+            backward=False,
+        )
+        parts.append(kernel.explain())
+    except (FlexcError, InternalError) as error:  # the rest is as true without a kernel
+        what = f"forward for {target}, head dimension {head_dim}, {dtype.value}"
+        parts.append(f"no kernel: {what} failed: {type(error).__name__}, see below")
+        show_text("\n\n".join(parts))
+        raise
     show_text("\n\n".join(parts))

@@ -9,8 +9,11 @@ import pytest
 
 from flexc import masks, scores
 from flexc.choice import backward_parts
+from flexc.codegen.backward_plan import make_backward_plan
 from flexc.codegen.backward_spec import Entry, backward_spec
+from flexc.codegen.backward_tiles import registers_per_thread
 from flexc.codegen.plan import make_plan
+from flexc.codegen.refusals import Spilled
 from flexc.codegen.target import TARGETS, target_for_capability, target_named
 from flexc.codegen.tiles import Tiles, misfit, power_of_two_at_least, shared_memory
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedTarget
@@ -108,6 +111,17 @@ def test_tiles_that_proved_bad_are_skipped_and_named() -> None:
     second = make_plan(spec, TARGETS["sm90"], skip={first.tiles: "8 bytes of spilled registers"})
     assert second.tiles != first.tiles
     assert "had 8 bytes of spilled registers" in second.explain()
+
+
+def test_only_after_spilled_tiles_a_backward_takes_lighter_ones() -> None:
+    spec = spec_for(masks.causal, return_lse=True, storage=Storage.FP32)
+    backward, target = backward_spec(spec, (), None), TARGETS["sm80"]
+    first = make_backward_plan(backward, Entry.KV, target).tiles
+    problems = "too large, not spilled", Spilled("too many registers")
+    after = [make_backward_plan(backward, Entry.KV, target, skip={first: text}) for text in problems]
+    assert all(text in plan.explain() for text, plan in zip(problems, after, strict=True))
+    needs = [registers_per_thread(backward, Entry.KV, target, t) for t in (first, *(p.tiles for p in after))]
+    assert needs[2] < needs[1] == needs[0]
 
 
 def test_precision_follows_the_inputs() -> None:
