@@ -63,9 +63,13 @@ def _form(node: Expr, forms: Mapping[Expr, Affine]) -> Affine | None:
 def reads_by_distance(*roots: Expr) -> tuple[Expr, ...]:
     """The largest parts of `roots` that are to be computed once a distance, in a stable order.
 
+    They may be computed for a query at the distance itself and key 0, though there may be no such query: they
+    read nothing by query or key, not even what cancels out.
+
     Example: of `score + bias[h, q_idx - kv_idx + n]`, the read of `bias`.
     """
     levels, same = place(*roots), of_distance(*roots)
+    same = _reading_by_distance(roots, same)
     reads: set[Expr] = set()
     for node in topological(*roots):
         here = node.op is Op.LOAD and levels[node] is Placement.ELEMENT
@@ -73,6 +77,24 @@ def reads_by_distance(*roots: Expr) -> tuple[Expr, ...]:
             reads.add(node)
     wanted = {node for node in reads & same if node.dtype in (DType.F32, DType.I32)}
     return tuple(node for node in topological(*roots, leaves=wanted) if node in wanted)
+
+
+def _reading_by_distance(roots: Collection[Expr], same: frozenset[Expr]) -> frozenset[Expr]:
+    """Those of `same` under which every read is of the distance too."""
+    others: set[Expr] = set()
+    for node in topological(*roots):
+        if (node.op is Op.LOAD and node not in same) or not others.isdisjoint(node.args):
+            others.add(node)
+    return same - others
+
+
+def pair_loads(score: Expr | None, mask: Expr | None) -> int:
+    """How many entries of captured tensors are read for each pair, and not once a distance for the score."""
+    roots = [root for root in (score, mask) if root is not None]
+    once = () if score is None else reads_by_distance(score)
+    nodes = {node for node in topological(*roots, leaves=once) if node not in once}
+    levels = place(*roots)
+    return sum(node.op is Op.LOAD and levels[node] is Placement.ELEMENT for node in nodes)
 
 
 def inputs_beside(root: Expr, leaves: Collection[Expr]) -> frozenset[Input]:

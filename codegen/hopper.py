@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flexc.codegen.arguments import Argument, Source, capture_names, descriptor_type, forward_arguments
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots, tile_bounds
+from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.gluon_names import RENAMED
-from flexc.codegen.hoisting import Element, Function, Hoisting, mask_form, score_form
+from flexc.codegen.hoisting import Element, Hoisting, mask_form, of_functions, score_form
 from flexc.codegen.hopper_constants import ELEMENT, constants_of
+from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
 from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
@@ -95,6 +97,7 @@ class _Forward(Preamble):
     mask_lines_in_step: tuple[str, ...]
     staged_lines: tuple[str, ...]
     vectors: tuple[Vector, ...]
+    by_distance: ByDistance
     blocks_from_map: bool
     steps_told: bool
     """The loading warp tells of every tile of keys which it is."""
@@ -194,9 +197,13 @@ def _view(
         parts |= {form.row} if form.row is not None else frozenset()
     score, factor = form.score, form.scale(factor)
     roots = [r for r in (score, factor, form.row, form.size, allowed) if r is not None]
+    distances = () if score is None or spec.packed_heads > 1 else reads_by_distance(score)
     ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
-    hoisting = Hoisting(spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots)
+    hoisting = Hoisting(
+        spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots, by_distance=distances
+    )
+    shared = by_distance(hoisting.vectors, plan.tiles.block_kv, is_by_keys=False)
     bounds = None if ranges is None else tile_bounds(ranges, hoisting)
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)
@@ -223,9 +230,10 @@ def _view(
     to_log2 = "LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}"
     to_log2 += "" if form.size is None else f" * {hoisting.bound[form.size]}"
     mods = [*hoisting.row, scale, to_log2, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
+    mods += shared.calls
     head_lines = needed(heads, [*mods, *score_steps, *mask_steps, *keys.own_lines])
     of_tile = [*head_lines, *mods, *score_steps, *mask_steps, *_read_of_tile(spec, keys)]
-    of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs else []
+    of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs or shared.vectors else []
     buffers = _buffers(plan, keys.steps_told, vectors)
     emitted = [*hoisting.head, *hoisting.row, *score_lines, *mask_lines, scale]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
@@ -237,7 +245,8 @@ def _view(
         constants=constants_of(spec, plan, keys),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=tuple(_function(e.function) for e in elements),
+        functions=(*(v.function for v in shared.vectors), *(function_of(e.function) for e in elements)),
+        by_distance=shared,
         argument_lines=tuple(textwrap.wrap(", ".join(a.name for a in arguments) + ",", _WIDTH)),
         argument_lines_again=tuple(
             textwrap.wrap(", ".join(a.name for a in arguments if a.name not in _WHEREABOUTS) + ",", _WIDTH)
@@ -255,7 +264,8 @@ def _view(
         mods_read_columns=_reads_columns(
             [*score_steps, *mask_steps], [e for e in elements if not (e is mask and near_mask)]
         ),
-        columns_again=_reads_columns([*others(score_lines, near), *mask_lines], elements),
+        columns_again=bool(shared.vectors)
+        or _reads_columns([*others(score_lines, near), *mask_lines], elements),
         mask_call=None if mask is None else mask.call(),
         mask_near=near_mask,
         mask_sides=sides,
@@ -316,8 +326,8 @@ def _view(
 
 
 def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset[Expr]]:
-    """The score with its distances in parts, if the mask needs none of them."""
-    found = None if score is None else near_form(score)
+    """The score with its distances in parts, if the mask needs none of them and nothing is read at one."""
+    found = None if score is None or reads_by_distance(score) else near_form(score)
     if found is None or (mask is not None and found[1] & set(topological(mask))):
         return score, frozenset()
     return found
@@ -345,11 +355,7 @@ def _placement(view: _Forward) -> tuple[str, ...]:
         "column": (*view.near_column_lines, *view.score_column_lines, *view.mask_column_lines),
     }
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
-    return (*lines, *(f"per element: {f.name} = {f.doc}" for f in view.functions))
-
-
-def _function(function: Function) -> Function:
-    return replace(function, statements=gluon(function.statements), result=gluon([function.result])[0])
+    return (*lines, *of_functions(view.functions, view.by_distance.vectors))
 
 
 def _whereabouts(spec: AttentionSpec) -> Iterator[tuple[str, str]]:

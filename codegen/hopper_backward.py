@@ -14,13 +14,14 @@ from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
 from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.gluon_names import ADDING, RENAMED
-from flexc.codegen.hoisting import Element, Function, Hoisting, Vector, of_functions
+from flexc.codegen.hoisting import Element, Hoisting, of_functions
 from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
-from flexc.codegen.hopper_words import needed
+from flexc.codegen.hopper_words import SIGMOID, gluon, needed
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
@@ -41,7 +42,6 @@ _WIDTH = 88
 _WALK = 8
 _RESIDENT = 128
 """About how many programs a GPU of this kind runs at a time."""
-_SIGMOID = "tl.sigmoid("
 _OPERAND = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 _PAIR = {Storage.BF16: "bf16x2", Storage.FP16: "f16x2"}
 # Two 16-bit numbers of register $1 as fp32.
@@ -117,10 +117,7 @@ class _Main(Preamble):
     halves_are_columns: bool
     register_bases: str
     unpack: tuple[str, ...]
-    vectors: tuple[Vector, ...]
-    spread_shape: tuple[int, ...]
-    """What a thread holds of a tile, joined two by two, and how its dimensions are those of the tile."""
-    spread_order: tuple[int, ...]
+    by_distance: ByDistance
     scatters: tuple[HopperScatter, ...]
     scatters_read_rows: bool
     adds_diagonals: bool
@@ -192,7 +189,7 @@ def _view(
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
-    if any(_SIGMOID in line for line in emitted):
+    if any(SIGMOID in line for line in emitted):
         helpers |= {"sigmoid"}
     reads_score = form.grad is not None and Input.SCORE in inputs_of(form.grad)
     call = None
@@ -204,7 +201,8 @@ def _view(
     columns = plan.dq_columns
     bases = [[1], [2], *([512 << i] for i in range((columns // 8).bit_length() - 1))]
     reads_rows_score = _reads("q_idx", scored, score_rows)
-    vectors, spread = bool(hoisting.vectors), _spread(plan)
+    distances = by_distance(hoisting.vectors, plan.tiles.block_q, is_by_keys=True)
+    has_distances = bool(distances.vectors)
     reads_rows_mask = mask is not None and _reads("q_idx", [mask], mask_rows)
     scale_of_head = needs_scale and scale is not None and per_head
     head_lines = list(hoisting.head)
@@ -218,24 +216,24 @@ def _view(
         constants=_constants(backward, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=tuple(
-            _function(f)
-            for f in (
-                *(v.function for v in hoisting.vectors),
-                *(e.function for e in (*elements, *(code.at for code in codes if code.at is not None))),
-            )
+        functions=(
+            *(v.function for v in distances.vectors),
+            *(
+                function_of(e.function)
+                for e in (*elements, *(code.at for code in codes if code.at is not None))
+            ),
         ),
         argument_lines=tuple(textwrap.wrap(", ".join(arguments) + ",", _WIDTH)),
-        head_lines=_gluon(head_lines),
-        column_lines=_gluon([line for line in hoisting.column if line not in of_head]),
-        column_lines_of_head=_gluon([line for line in hoisting.column if line in of_head]),
-        mods_read_rows=reads_rows_score or reads_rows_mask or vectors or bool(scatters),
-        mods_read_head=vectors
+        head_lines=gluon(head_lines),
+        column_lines=gluon([line for line in hoisting.column if line not in of_head]),
+        column_lines_of_head=gluon([line for line in hoisting.column if line in of_head]),
+        mods_read_rows=reads_rows_score or reads_rows_mask or has_distances or bool(scatters),
+        mods_read_head=has_distances
         or bool(scatters)
         or bool(head_lines or of_head)
         or _reads("h", elements, (*score_rows, *mask_rows)),
-        score_row_lines=_gluon(score_rows),
-        mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in _gluon(mask_rows)),
+        score_row_lines=gluon(score_rows),
+        mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in gluon(mask_rows)),
         score_reads_rows=reads_rows_score,
         mask_reads_rows=reads_rows_mask,
         mods_read_columns=bool(scatters)
@@ -243,13 +241,13 @@ def _view(
         score_scaled=reads_score,
         score_call=call,
         score_result="modified" if reads_score else "score",
-        score_scale=_gluon([scale])[0] if scale is not None and needs_scale else None,
+        score_scale=gluon([scale])[0] if scale is not None and needs_scale else None,
         grad_call=None if grad is None else grad.call(),
         mask_call=None if mask is None else mask.call(q_idx="q_here"),
         scale_of_head=scale_of_head,
         to_log2="scale * LOG2E" if form.score is None else "LOG2E",
         scale_per_head=per_head,
-        final_scale=None if per_head else _gluon([scale or "scale"])[0],
+        final_scale=None if per_head else gluon([scale or "scale"])[0],
         blocks_from_map=blocks is Blocks.MAP,
         tells_masked=blocks is not Blocks.ALL,
         **_walk(blocks, bounds, hoisting),
@@ -262,11 +260,7 @@ def _view(
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),
         unpack=_UNPACK[spec.q_storage],
-        vectors=tuple(
-            replace(v, function=_function(v.function), call=_gluon([v.call])[0]) for v in hoisting.vectors
-        ),
-        spread_shape=spread[0],
-        spread_order=spread[1],
+        by_distance=distances,
         scatters=scatters,
         scatters_read_rows=_reads("q_idx", values, ()),
         adds_diagonals=any(s.sum == Sum.DIAGONAL.value for s in scatters),
@@ -297,12 +291,12 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
         names = ["stretch", "end_stretch", "q_end", "full_first", "full_end"] if blocks is Blocks.MAP else []
         masked = "False"
     else:
-        stretch_lines, masked = _gluon(bounds.stretch_lines), bounds.masked
+        stretch_lines, masked = gluon(bounds.stretch_lines), bounds.masked
         names = [n for n in ("q_end", "full_first", "full_end") if n == "q_end" or n in masked]
         names = ["stretch", *names] if bounds.count > 1 else names
         computed = (*hoisting.head, *bounds.lines)
-        lines = _gluon(needed(computed, ("q_first", *names, *bounds.stretch_lines)))
-        visits = _gluon(needed(computed, ("q_first", "q_end")))
+        lines = gluon(needed(computed, ("q_first", *names, *bounds.stretch_lines)))
+        visits = gluon(needed(computed, ("q_first", "q_end")))
     return {
         "walk": ", ".join(["h", *names, "q_start"]),
         "walk_from_zero": tuple(names),
@@ -313,13 +307,6 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
         "masked_tile": f"({masked})",
         "visit_lines": visits,
     }
-
-
-def _spread(plan: HopperBackwardPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Warps, threads down and across, the columns' blocks of 8 bit by bit, in these 2 columns and 2 rows."""
-    bits = (plan.tiles.block_q // 8).bit_length() - 1
-    blocks = tuple(range(2 + bits, 2, -1))
-    return (4, 8, 4, *(2,) * (bits + 2)), (0, bits + 4, 1, *blocks, 2, bits + 3)
 
 
 def _scale(form: Form, hoisting: Hoisting) -> str | None:
@@ -354,20 +341,11 @@ def _as_tile(score: Expr, call: str) -> str:
     return call if place(score)[score] is Placement.ELEMENT else f"{call} + zero"
 
 
-def _gluon(lines: Sequence[str]) -> tuple[str, ...]:
-    """Statements that were emitted for Triton, in Gluon: the same words in another module."""
-    return tuple(re.sub(r"\btl\.", "gl.", line.replace(_SIGMOID, "sigmoid(")) for line in lines)
-
-
-def _function(function: Function) -> Function:
-    return replace(function, statements=_gluon(function.statements), result=_gluon([function.result])[0])
-
-
 def _placement(view: _Main) -> tuple[str, ...]:
     levels = {"head": view.head_lines, "column": view.column_lines}
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     lines += [f"once a step: {line}" for line in (*view.score_row_lines, *view.mask_row_lines)]
-    return (*lines, *of_functions(view.functions, view.vectors))
+    return (*lines, *of_functions(view.functions, view.by_distance.vectors))
 
 
 def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Constant, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from flexc.codegen.blocks import ranges_of
+from flexc.codegen.distance import pair_loads
 from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
@@ -131,9 +132,14 @@ def moves_on(spec: AttentionSpec) -> bool:
     return trend(band.first).rises and trend(band.end).rises
 
 
+def _loads(spec: AttentionSpec) -> int:
+    """How many entries of captured tensors are read for each pair. Several heads share no distances."""
+    return element_loads(spec) if spec.packed_heads > 1 else pair_loads(spec.score, spec.mask)
+
+
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    wide = 64 if widest == 256 or element_loads(spec) or (spec.dropout and widest > 64) else 128
+    wide = 64 if widest == 256 or _loads(spec) or (spec.dropout and widest > 64) else 128
     # Three consumers have few registers each: enough for narrow heads without a score_mod (on an H200).
     # The blocks of maps are powers of two.
     plain = spec.score is None and spec.blocks is not Blocks.MAP and not spec.dropout
@@ -219,7 +225,8 @@ def _plan(
             (
                 "block_kv",
                 with_history(
-                    "one element load a pair takes registers" if element_loads(spec) else "preferred", skip
+                    "one element load a pair takes registers" if _loads(spec) else "preferred",
+                    skip,
                 ),
             ),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),

@@ -30,6 +30,8 @@ ALL_NAMES = RESERVED | frozenset({
     "warpgroup_mma", "warpgroup_mma_wait", "weights", "where_smem", "which", "zero",
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
     *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
+    "distances", "from_lane", "found", "of_window", "over_tile", "pairs", "parts", "source", "thread",
+    "threads", "values", "window", "windows",
     *NAMES,
 })  # fmt: skip
 """Every name that the template uses."""

@@ -47,6 +47,8 @@ class Tile(np.ndarray[Any, Any]):
         """The same numbers in another type; an address as the pointer that it stands for."""
         if isinstance(kind, _PointerType):
             return _POINTERS[int(self)]
+        if bitcast:
+            return _tile(self.view(kind))
         return _tile(_rounded(self) if kind == "bf16" else self.astype(kind))
 
     @property
@@ -230,8 +232,11 @@ def _add(pointer: Pointer, value: Any, mask: Any = True, sem: str = "") -> Tile:
     return before
 
 
-def _assembly(text: str, _: str, arguments: list[Any], **__: Any) -> Tile:
-    """Inline assembly: of the hardware's tangent, the only one there is."""
+def _assembly(text: str, _: str, arguments: list[Any], *__: Any, **___: Any) -> Tile:
+    """Inline assembly: numbers passed on within a warp, and the hardware's tangent."""
+    if text.startswith("shfl.sync.idx.b32"):
+        numbers, lane = arguments
+        return _tile(numbers[np.arange(len(numbers)) // 32 * 32 + np.asarray(lane) % 32])
     assert text.startswith("tanh.approx.f32")
     return _tile(np.tanh(arguments[0]))
 
@@ -271,6 +276,7 @@ def _language() -> Any:
         arange=lambda first, end, layout: _tile(np.arange(first, end, dtype=np.int32)),
         full=lambda shape, value, dtype, layout: _tile(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype, layout: _tile(np.zeros(shape, dtype)),
+        join=lambda x, y: _tile(np.stack([x, y], -1)),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         cdiv=lambda a, b: _tile(-(-np.asarray(a) // b)),
         load=_read,

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 
 from flexc.codegen.diagonals import diagonal_constants
-from flexc.codegen.distance import inputs_beside, is_of_distance, of_distance, reads_by_distance
+from flexc.codegen.distance import (
+    inputs_beside,
+    is_of_distance,
+    of_distance,
+    pair_loads,
+    reads_by_distance,
+)
 from flexc.codegen.tiles import Tiles
 from flexc.ir.build import binary, cast, const, input_, load, unary, where
 from flexc.ir.evaluate import Env, evaluate
@@ -87,10 +93,27 @@ def test_what_is_not(root: Expr) -> None:
         (_add(SCORE, load(0, (Q,), DType.F32)), ()),
         (where(load(3, (unary(Op.ABS, D),), DType.BOOL), SCORE, const(0.0)), ()),
         (BIAS, (BIAS,)),
+        (
+            load(
+                0, (_less(_add(Q, load(1, (Q,), DType.I32)), _add(KV, load(1, (Q,), DType.I32))),), DType.F32
+            ),
+            (),
+        ),
     ],
 )
 def test_the_largest_parts_that_read_are_taken(root: Expr, parts: tuple[Expr, ...] | str) -> None:
     assert reads_by_distance(root) == ((root.args[1],) if isinstance(parts, str) else parts)
+
+
+def test_loads_of_pairs() -> None:
+    pairs = load(2, (Q, KV), DType.F32)
+    assert pair_loads(_add(SCORE, BIAS), None) == 0
+    assert pair_loads(_add(SCORE, _add(BIAS, pairs)), None) == 1
+    assert pair_loads(_add(SCORE, load(0, (BUCKET, Q), DType.F32)), None) == 1, (
+        "its bucket is read by distance"
+    )
+    assert pair_loads(SCORE, load(3, (unary(Op.ABS, D),), DType.BOOL)) == 1, "of masks nothing is"
+    assert pair_loads(None, None) == 0
 
 
 def test_what_is_computed_elsewhere_is_no_part_of_rows_and_columns() -> None:

@@ -39,6 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "hopper_plain": {"design": Design.HOPPER, "head_dim": 64},
     "hopper_alibi_causal": {"design": Design.HOPPER, "mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "hopper_bias_causal": {
+        "design": Design.HOPPER,
+        "mask": masks.causal,
+        "score": scores.relative_bias(torch.ones(8, 255)),
+        "head_dim": 64,
+    },
     "hopper_wide_sinks_lse": {
         "design": Design.HOPPER,
         "head_dim": 256,

@@ -37,8 +37,7 @@ def _array(x: Any) -> _Array:
 
 def _from_lane(x: Any, lane: Any) -> _Array:
     first = np.arange(128) // 32 * 32
-    assert ((lane >= 0) & (lane < 32)).all()
-    return _array(np.asarray(x)[first + np.asarray(lane)])
+    return _array(np.asarray(x)[first + np.asarray(lane) % 32])
 
 
 LANGUAGE = types.SimpleNamespace(
@@ -97,12 +96,12 @@ def test_sums_of_diagonals(seed: int) -> None:
 def test_values_by_distance_over_a_tile(block_q: int) -> None:
     made = _functions(block_q)
     first, long = 1000, 10**6
-    windows = tuple(_array(made["distances"](first, long, long, i, 0)) for i in range(block_q // 16 + 1))
+    windows = tuple(_array(made["distances"](first, long, long, i, 0)) for i in range(block_q // 32 + 1))
     key, query = np.indices((KEYS, block_q))
     assert (made["over_tile"](windows, None, 0) == first + query - key).all()
 
 
 def test_no_distance_is_further_than_pairs_are_apart() -> None:
-    found = [_functions(64)["distances"](first, 50, 60, i, 0) for first in (-200, 0, 200) for i in range(5)]
+    found = [_functions(64)["distances"](first, 50, 60, i, 0) for first in (-200, 0, 200) for i in range(3)]
     assert np.min(found) == -59
     assert np.max(found) == 49

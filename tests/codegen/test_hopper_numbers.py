@@ -12,6 +12,7 @@ import torch
 
 from flexc import masks, scores
 from flexc.codegen import hopper_plan
+from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.design import Design
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
@@ -57,6 +58,22 @@ def _keys_of_a_number(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx >= 100) & (kv_idx < 290)
 
 
+def _bias(width: int) -> Mod:
+    """One for each distance of two heads, of which the farther ones share the last."""
+    return scores.relative_bias(torch.linspace(-4.0, 4.0, 2 * width).sin().reshape(2, width) * 3.0)
+
+
+table = torch.linspace(-4.0, 4.0, 901).cos()
+
+
+def _bias_of_both_kinds(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + table[(kv_idx - q_idx + 500).clamp(0, 900)] - 0.01 * (q_idx - kv_idx).abs() - q_idx * 0.125
+
+
+def _last_and_first(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & ((q_idx - kv_idx < 128) | (kv_idx < 64))
+
+
 WINDOW = masks.sliding_window(128)
 CAP = scores.softcap(30.0)
 WIDE = Tiles(192, 128, 4, 4)
@@ -75,6 +92,14 @@ CASES = {
     "from_a_key_on": Case(_from_a_key_on, lengths=(449, 449)),
     "keys_of_a_number": Case(_keys_of_a_number),
     "soft_cap": Case(masks.causal, CAP, heads=(4, 2), batch=2),
+    "bias": Case(score=_bias(665)),
+    "bias_causal": Case(masks.causal, _bias(665), lengths=(333, 333), batch=2),
+    "bias_of_few_distances": Case(WINDOW, _bias(33), lengths=(700, 700)),
+    "bias_of_few_rows": Case(score=_bias(999), lengths=(70, 500), plan={"sums_in_parts": False}),
+    "bias_in_narrow_tiles": Case(masks.causal, _bias(999), lengths=(449, 449), tiles=Tiles(192, 64, 4, 4)),
+    "bias_and_a_slope": Case(masks.prefix_lm(100), _bias_of_both_kinds, lengths=(300, 300)),
+    "bias_of_two_stretches": Case(_last_and_first, _bias(999), lengths=(500, 500)),
+    "bias_where_values_are_unseen": Case(masks.causal, _bias(665), unseen=310),
     "sinks": Case(masks.causal, heads=(4, 2), sinks=True),
     "sinks_alone": Case(sinks=True),
     "unseen_values": Case(masks.causal, unseen=300),
@@ -128,7 +153,8 @@ def _run(
     monkeypatch.setattr(hopper_plan, "_plan", lambda *a: replace(planned(*a), **case.plan))
     if case.tiles is not None:
         monkeypatch.setattr(hopper_plan, "_candidates", lambda *a: [case.tiles])
-    sources = resolve(case.score, case.mask)[0].sources
+    mods, values, _ = resolve(case.score, case.mask)
+    sources = mods.sources
     spec = spec_for(
         case.mask,
         case.score,
@@ -160,7 +186,19 @@ def _run(
         known[f"{name}_ptr"] = array
         known[f"{name}_desc"] = Descriptor(array, keys if name in "kv" else hopper_plan.ROWS, DIM)
         known |= {f"{name}_stride_{axis}": array.strides[n] // 4 for n, axis in enumerate("bhs")}
-    arguments = {a.name: known[a.name] for a in generated.arguments}
+    arguments = {
+        a.name: known[a.name] if a.name in known else _captured(a, values) for a in generated.arguments
+    }
     run(generated.source, generated.entry, arguments, programs=2)
     assert not counters.any()  # the next launch starts from them
     return torch.from_numpy(tensors["out"]).bfloat16(), torch.from_numpy(lse)
+
+
+def _captured(argument: Argument, values: tuple[Any, ...]) -> Any:
+    """The value of an argument that a capture gives."""
+    value = values[argument.slot]
+    if argument.source is Source.CAPTURE_SIZE:
+        return value.shape[argument.dimension]
+    if argument.source is Source.CAPTURE_STRIDE:
+        return value.stride(argument.dimension)
+    return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -97,6 +97,17 @@ def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
     _check(kernel)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_bias_by_distance_is_read_once_a_distance_not_once_a_pair(head_dim: int) -> None:
+    kernel = _compile("relative_bias", head_dim)
+    _check(kernel, spills=0)
+    (sass,) = kernel.sass.values()
+    # Five windows of the distances of a warp's tile, in the first step and in the others; and a few more.
+    assert kernel.artifact.block_kv == 128
+    assert sass.count("LDG.E") <= 2 * 2 * 5 + 16
+    assert sass.count("SHFL.IDX") >= 2 * 2 * 34
+
+
 def test_sinks() -> None:
     _check(_compile("causal", 128, sinks=True))
 

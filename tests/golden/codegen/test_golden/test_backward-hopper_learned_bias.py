@@ -208,7 +208,7 @@ def score_gradient(share, dp, delta):
 
 @gluon.jit
 def from_lane(x, lane):
-    """What another thread of the warp holds, in 32 bits."""
+    """What another thread of the warp holds, in 32 bits. Of its number the last five bits count."""
     found = gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, $2, 31, -1;",
         "=r,r,r",
@@ -233,12 +233,11 @@ def threads(never):
 def distances(first, q_len, kv_len, i, never):
     """The distances q_idx - kv_idx of which window `i` of a warp has the values, one a thread.
 
-    `first` is that of the tile's first query and first key. 32 distances are a window, and the next one begins 16
-    further on: so that what a thread needs at one place of all its columns lies in one window. None is further
-    apart than pairs are.
+    `first` is that of the tile's first query and first key. A window is 32 distances of the tile's 16 rows that
+    a warp has, from the least on. None is further apart than pairs are.
     """
     thread = threads(never)
-    distance = first + 16 * i - 15 + thread % 32 - thread // 32 * 16
+    distance = first + 32 * i - 15 + (thread & 31) - (thread >> 5) * 16
     return gl.maximum(gl.minimum(distance, q_len - 1), 1 - kv_len)
 
 
@@ -246,15 +245,18 @@ def distances(first, q_len, kv_len, i, never):
 def over_tile(windows, layout: gl.constexpr, never):
     """A value for every distance of a tile, as the tile that has it on its diagonals.
 
-    Thread 32w + 4r + c has the elements of keys 16w + r + 8i and queries 8j + 2c + b: they are 8(j - i) + 2c + b - r
-    apart, less 16w, and so are others that have the same j - i.
+    Thread 32w + 4r + c has the elements of rows 16w + r + 8i and columns 8j + 2c + b. Their values are at places
+    8(j - i + 1) + 2c + b - r + 7 of the windows, one after another: the same for all that have the same j - i.
     """
-    thread = threads(never)
-    source = thread % 4 * 2 - thread // 4 % 8 + 7
+    lane = threads(never) & 31
+    source = (lane & 3) * 2 - (lane >> 2) + 7
     values = ()
     for b in gl.static_range(2):
         for i in gl.static_range(BLOCK_Q // 8 + 1):
-            values = values + (from_lane(windows[i // 2], source + (i % 2 * 8 + b)),)
+            window = windows[i // 4]
+            if i % 4 == 3:  # some are in the next one
+                window = gl.where(lane < 16, windows[i // 4 + 1], window)
+            values = values + (from_lane(window, source + (i % 4 * 8 + b)),)
     parts = ()
     for i in gl.static_range(2):
         for b in gl.static_range(2):
@@ -265,9 +267,8 @@ def over_tile(windows, layout: gl.constexpr, never):
         for i in gl.static_range(len(parts) // 2):
             pairs = pairs + (gl.join(parts[2 * i], parts[2 * i + 1]),)
         parts = pairs
-    tile = parts[0].reshape((4, 8, 4, 2, 2, 2, 2, 2)).permute((0, 7, 1, 5, 4, 3, 2, 6)).reshape(
-        (KEYS, BLOCK_Q)
-    )
+    tile = parts[0].reshape((4, 8, 4, 2, 2, 2, 2, 2))
+    tile = tile.permute((0, 7, 1, 5, 4, 3, 2, 6)).reshape((KEYS, BLOCK_Q))
     return gl.convert_layout(tile, layout, assert_trivial=True)
 
 
@@ -317,9 +318,9 @@ def diagonal_sums(tile, never):
     x = of_thread(tile)
     layout: gl.constexpr = x[0].type.layout
     thread = gl.convert_layout(threads(never), layout, assert_trivial=True)
-    lane = thread % 32
-    c = lane % 4
-    parity = lane // 4 % 2
+    lane = thread & 31
+    c = lane & 3
+    parity = (lane >> 2) & 1
     # Keys 8 apart: sums at distances 8 * i + 2 * c + b - r, of i from -1 on.
     zero = gl.zeros([128], gl.float32, layout=layout)
     evens = (x[16],)
@@ -332,24 +333,24 @@ def diagonal_sums(tile, never):
     # Neighbouring keys: i from -2 on.
     is_upper = parity != 0
     carries = is_upper & (c == 0)
-    source = gl.where(is_upper, lane - 4 - c + (c + 3) % 4, lane + 4)
+    source = gl.where(is_upper, lane - 4 - c + ((c + 3) & 3), lane + 4)
     sums = (gl.where(carries, evens[0], zero),)
     for i in gl.static_range(9):
         sums = sums + (gl.where(carries, evens[i + 1], evens[i]) + from_lane(odds[i], source),)
     # Keys two apart.
-    at = (2 * c + 8 - parity) % 8
-    is_upper = lane // 8 % 2 != 0
-    source = gl.where(is_upper, lane - 8 - c + (c + 3) % 4, lane + 8 - c + (c + 1) % 4)
+    at = (2 * c + 8 - parity) & 7
+    is_upper = (lane & 8) != 0
+    source = gl.where(is_upper, lane - 8 - c + ((c + 3) & 3), lane + 8 - c + ((c + 1) & 3))
     sums = fold(sums, is_upper, is_upper & (at < 2), source)
     # Keys four apart: that 4 is added to or taken from `at` may take it to the other half of 16.
-    at = gl.where(is_upper, (at + 6) % 8 + 8, at)
-    is_upper = lane // 16 != 0
-    there = gl.where(is_upper, at + 12, at + 4) % 16
-    pair = there % 8 + parity + there // 8 * 2
-    source = (1 - lane // 16) * 16 + there // 8 * 8 + parity * 4 + pair // 2 % 4
+    at = gl.where(is_upper, ((at + 6) & 7) + 8, at)
+    is_upper = lane >= 16
+    there = gl.where(is_upper, at + 12, at + 4) & 15
+    pair = (there & 7) + parity + (there >> 3) * 2
+    source = (16 - (lane & 16)) + (there & 8) + parity * 4 + ((pair >> 1) & 3)
     sums = fold((zero,) + sums, is_upper, is_upper & (at < 4), source)
-    at = gl.where(is_upper, (at + 12) % 16 + 16, at)
-    return sums, at - 16 * (thread // 32)
+    at = gl.where(is_upper, ((at + 12) & 15) + 16, at)
+    return sums, at - 16 * (thread >> 5)
 
 
 @gluon.jit
@@ -603,10 +604,9 @@ def accumulate(
     dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     score = warpgroup_mma_wait(1, deps=[score])
     user_table_h_windows = ()
-    for i in gl.static_range(BLOCK_Q // 16 + 1):
-        distance = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
-        q_idx_of = gl.maximum(distance, 0)
-        kv_idx_of = gl.maximum(-distance, 0)
+    for i in gl.static_range(BLOCK_Q // 32 + 1):
+        q_idx_of = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
+        kv_idx_of = q_idx_of * 0
         of_window = user_table_h_of(
             h,
             q_idx_of,
@@ -675,10 +675,9 @@ def accumulate(
             h = head
 
         user_table_h_windows = ()
-        for i in gl.static_range(BLOCK_Q // 16 + 1):
-            distance = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
-            q_idx_of = gl.maximum(distance, 0)
-            kv_idx_of = gl.maximum(-distance, 0)
+        for i in gl.static_range(BLOCK_Q // 32 + 1):
+            q_idx_of = distances(q_start - kv_start - first_key, q_len, kv_len, i, never)
+            kv_idx_of = q_idx_of * 0
             of_window = user_table_h_of(
                 h,
                 q_idx_of,

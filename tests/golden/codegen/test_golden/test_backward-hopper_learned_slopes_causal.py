@@ -229,7 +229,7 @@ def score_gradient(share, dp, delta):
 
 @gluon.jit
 def from_lane(x, lane):
-    """What another thread of the warp holds, in 32 bits."""
+    """What another thread of the warp holds, in 32 bits. Of its number the last five bits count."""
     found = gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, $2, 31, -1;",
         "=r,r,r",
@@ -322,19 +322,19 @@ def add_rows(tile, rows_ptr, never):
     """
     x = of_thread(tile)
     layout: gl.constexpr = x[0].type.layout
-    lane = gl.convert_layout(threads(never), layout, assert_trivial=True) % 32
+    lane = gl.convert_layout(threads(never), layout, assert_trivial=True) & 31
     sums = ()
     for i in gl.static_range(16):
         sums = sums + (x[i] + x[16 + i],)
     for bit in gl.static_range(3):
-        is_upper = lane // (4 << bit) % 2 != 0
+        is_upper = (lane & (4 << bit)) != 0
         halves = ()
         for i in gl.static_range(len(sums) // 2):
             kept = gl.where(is_upper, sums[2 * i + 1], sums[2 * i])
             sent = gl.where(is_upper, sums[2 * i], sums[2 * i + 1])
             halves = halves + (kept + from_lane(sent, lane ^ (4 << bit)),)
         sums = halves
-    place = rows_ptr + lane // 4 * 8 + lane % 4 * 2
+    place = rows_ptr + (lane >> 2) * 8 + (lane & 3) * 2
     for i in gl.static_range(2):
         gl.atomic_add(place + i, sums[i], mask=sums[i] != 0.0, sem="relaxed")
 
