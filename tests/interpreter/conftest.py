@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             for warning in _NUMPY_SAYS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_is_patched_once_a_launch() -> Iterator[None]:
+    """Triton's interpreter puts its own functions into the language for a launch, and for every call inside.
+
+    The second time it finds nothing to do, in a millisecond. Kernels call small functions thousands of times.
+    """
+    from triton.runtime import interpreter
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", _once_a_launch(interpreter._patch_lang))
+        yield
+
+
+def _once_a_launch(patch_language: Callable[..., Any]) -> Callable[..., Any]:
+    patched: set[int] = set()
+
+    def patch_what_is_not(function: Callable[..., Any]) -> Any:
+        import triton.language as tl
+
+        languages = {id(x) for x in function.__globals__.values() if x is tl or x is tl.core}
+        if languages <= patched:
+            return None  # to a call inside, which does not restore anything
+        scope = patch_language(function)
+        if not patched:  # the launch itself
+            restore = scope.restore
+            scope.restore = lambda: (patched.clear(), restore())
+        patched.update(languages)
+        return scope
+
+    return patch_what_is_not
