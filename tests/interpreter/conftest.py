@@ -44,6 +44,17 @@ def _language_is_patched_once_a_launch() -> Iterator[None]:
         yield
 
 
+class _Restoring:
+    """Restores the language at the end of a launch, after which nothing is patched."""
+
+    def __init__(self, scope: Any, patched: set[int]) -> None:
+        self._scope, self._patched = scope, patched
+
+    def restore(self) -> None:
+        self._patched.clear()
+        self._scope.restore()
+
+
 def _once_a_launch(patch_language: Callable[..., Any]) -> Callable[..., Any]:
     patched: set[int] = set()
 
@@ -55,8 +66,7 @@ def _once_a_launch(patch_language: Callable[..., Any]) -> Callable[..., Any]:
             return None  # to a call inside, which does not restore anything
         scope = patch_language(function)
         if not patched:  # the launch itself
-            restore = scope.restore
-            scope.restore = lambda: (patched.clear(), restore())
+            scope = _Restoring(scope, patched)
         patched.update(languages)
         return scope
 
