@@ -16,10 +16,10 @@ from flexc.errors import MutationInMod
 from flexc.frontend.code import facts_of
 from flexc.frontend.compose import Composition, Traceable
 from flexc.frontend.holders import CapturedDict, CapturedList, CapturedObject, has_attributes
-from flexc.frontend.owners import Defaults, attributes_of
+from flexc.frontend.owners import Defaults, Own, attributes_of, is_own
 from flexc.frontend.span import span_of_instruction
 from flexc.frontend.tracer import Tracer
-from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Watch
+from flexc.frontend.watch import NO_LEAF, Absent, AttributePlace, CellPlace, ItemPlace, Watch
 
 _TRUSTED = sys.stdlib_module_names | {"torch", "numpy", "triton", "functorch", "builtins"}
 _LONGEST_LIST = 64
@@ -225,11 +225,20 @@ class Captures:
     # Attributes.
 
     def attribute(self, owner: Any, attribute: str, name: str) -> Any:
-        """The copy of an attribute, watched."""
-        value = getattr(owner, attribute)
+        """The copy of an attribute, watched. That there is none is watched too, and an AttributeError."""
+        value, place = getattr(owner, attribute, Absent), attributes_of(owner, self._root)
+        if value is Absent:
+            self.watch.attributes.append(AttributePlace(Absent, NO_LEAF, place, attribute))
+            return getattr(owner, attribute)
         copy, leaf = self.wrap(value, name)
-        self.watch.attributes.append(AttributePlace(value, leaf, attributes_of(owner, self._root), attribute))
+        self.watch.attributes.append(AttributePlace(value, leaf, place, attribute))
         return copy
+
+    def method(self, owner: Any, attribute: str, name: str) -> Any:
+        """The copy of a function of the class of `owner`, watched, and that no attribute hides it."""
+        if is_own(owner):
+            self.watch.items.append(ItemPlace(Absent, NO_LEAF, Own(owner), attribute))
+        return self.attribute(type(owner), attribute, name)
 
     def guard_class(self, cls: type[Any]) -> None:
         """Watches what methods read that run as they are: after super(), and in instances made in a mod."""

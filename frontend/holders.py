@@ -176,7 +176,7 @@ def _attribute(holder: CapturedObject, value: Any, name: str) -> Any:
     if isinstance(value, type):
         return captures.attribute(value, name, full)
     if isinstance(static, FunctionType):
-        return MethodType(captures.attribute(type(value), name, full), holder)
+        return MethodType(captures.method(value, name, full), holder)
     if isinstance(static, property) and static.fget is not None:
         return captures.wrap(static.fget, full)[0](holder)
     if isinstance(static, functools.cached_property):

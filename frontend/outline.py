@@ -16,7 +16,7 @@ import torch
 
 from flexc.frontend.compose import Composition, Traceable
 from flexc.frontend.holders import has_attributes
-from flexc.frontend.owners import Defaults, attributes_of, root_of
+from flexc.frontend.owners import Defaults, Own, attributes_of, is_own, root_of
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 NUMBERS = (int, float, bool)
@@ -181,6 +181,8 @@ class _Walk:
         if self._is_known(value):
             return
         number = self._own(attributes_of(value, self._root))
+        if is_own(value):
+            self._own(Own(value))
         for name, item in _attributes(value):
             self.key.append(name)
             self._content((number, name), item, depth, of_object=True)

@@ -6,6 +6,8 @@ import weakref
 from types import FunctionType
 from typing import Any
 
+from flexc.frontend.watch import Absent
+
 
 class Defaults:
     """The defaults of a function's parameters: by name those of keywords, by number from the end others."""
@@ -41,9 +43,30 @@ class Attributes:
         return getattr(owner, name)
 
 
+class Own:
+    """What an object has of its own, not by its class: `Absent` where it has no such attribute."""
+
+    __slots__ = ("_object", "identity")
+
+    def __init__(self, owner: object) -> None:
+        self._object = weakref.ref(owner)
+        self.identity: object = (Own, id(owner))
+
+    def __getitem__(self, name: str) -> Any:
+        owner = self._object()
+        if owner is None:
+            raise LookupError(name)
+        return vars(owner).get(name, Absent)
+
+
+def is_own(owner: Any) -> bool:
+    """Whether an object may have attributes that its class does not know, and can be held weakly."""
+    return bool(type(owner).__weakrefoffset__) and isinstance(getattr(owner, "__dict__", None), dict)
+
+
 def identity_of(owner: object) -> object:
     """The same for two that stand for the attributes, or the defaults, of one object."""
-    return owner.identity if isinstance(owner, (Defaults, Attributes)) else id(owner)
+    return owner.identity if isinstance(owner, (Defaults, Attributes, Own)) else id(owner)
 
 
 def attributes_of(owner: Any, root: object) -> Any:

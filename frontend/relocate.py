@@ -17,8 +17,8 @@ import torch
 
 from flexc.frontend.code import facts_of
 from flexc.frontend.outline import CONTENT, NUMBERS, VALUES, Outline, Unknown, outline
-from flexc.frontend.owners import Defaults, identity_of
-from flexc.frontend.watch import NO_LEAF, AttributePlace, CellPlace, ItemPlace, Leaves, Watch
+from flexc.frontend.owners import Defaults, Own, identity_of
+from flexc.frontend.watch import NO_LEAF, Absent, AttributePlace, CellPlace, ItemPlace, Leaves, Watch
 
 Hold = Callable[[], Any]
 """Gives an object back. Raises Unknown when it is no more."""
@@ -71,7 +71,7 @@ class Pattern:
                 watch.cells.append(CellPlace(here, cell.leaf, owner))
             for places, get, kind, into in (
                 (self.items, getitem, ItemPlace, watch.items),
-                (self.attributes, getattr, AttributePlace, watch.attributes),
+                (self.attributes, _attribute, AttributePlace, watch.attributes),
             ):
                 for place in places:
                     owner = owners[place.owner] if isinstance(place.owner, int) else place.owner()
@@ -83,6 +83,10 @@ class Pattern:
             return None
         watch.lengths += [(owners[number], length) for number, length in self.lengths]
         return watch
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return getattr(owner, name, Absent)
 
 
 def pattern_of(watch: Watch, outline: Outline) -> Pattern | None:
@@ -163,7 +167,7 @@ def weakly(value: Any) -> Hold:
 def _names(container: Any) -> Hold:
     """The names of a module, which live as long as its functions do; no other container is held."""
     is_module = isinstance(container, dict) and isinstance(container.get("__name__"), str)
-    if not is_module and not isinstance(container, Defaults) and not _is_plain(container):
+    if not is_module and not isinstance(container, (Defaults, Own)) and not _is_plain(container):
         raise Unknown
     return strongly(container)
 

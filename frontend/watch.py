@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 NO_LEAF = -1
-_MISSING = object()
+
+
+class Absent:
+    """Stands for an attribute that an object did not have."""
 
 
 class CellPlace(NamedTuple):
@@ -84,7 +87,7 @@ class Watch:
             for item in self.items:
                 again.items.append(ItemPlace(item.container[item.key], item.leaf, item.container, item.key))
             for place in self.attributes:
-                value = getattr(place.owner, place.name)
+                value = getattr(place.owner, place.name, Absent)
                 again.attributes.append(AttributePlace(value, place.leaf, place.owner, place.name))
         except (ValueError, LookupError, AttributeError):
             return None  # deleted: the mod itself will say so
@@ -164,7 +167,7 @@ class Checks:
                 if container[key] is not last:
                     return False
             for owner, name, last in self.attributes:
-                if getattr(owner, name, _MISSING) is not last:
+                if getattr(owner, name, Absent) is not last:
                     return False
         except (ValueError, LookupError):
             return False

@@ -288,3 +288,62 @@ def test_numbers_that_python_needs(traced: list[Any]) -> None:
     for count in (2, 2, 3, 3):
         _check(score_mod(partial(powers, count)))
     assert len(traced) == 2
+
+
+class _Settings:
+    factor: float
+
+
+class _Optional:
+    """A mod that looks whether it has a bias, and whether what it was given has a factor."""
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings = settings
+
+    def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        if hasattr(self, "bias"):
+            score = score + self.bias[kv_idx]
+        return score * getattr(self.settings, "factor", 1.0)
+
+
+def test_attributes_that_come_and_go(traced: list[Any]) -> None:
+    settings = _Settings()
+    for _ in range(2):  # made anew: the settings are the same object
+        mod = as_score_mod(_Optional(settings))
+        _check(mod)
+    assert len(traced) == 1
+    vars(mod.function)["bias"] = torch.randn(9)
+    _check(mod)
+    settings.factor = 2.0
+    _check(mod)
+    _check(as_score_mod(_Optional(settings)))
+    del vars(mod.function)["bias"], settings.factor
+    _check(mod)
+    _check(as_score_mod(_Optional(settings)))
+
+
+class _Helped:
+    """A mod, or what one is given, with a method that an attribute may hide."""
+
+    def __init__(self, helper: Any = None) -> None:
+        self.helper = helper
+
+    def change(self, score: Any) -> Any:
+        return score * 2.0
+
+    def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return self.change(self.helper.change(score) + 1.0)
+
+
+def test_an_attribute_that_hides_a_method(traced: list[Any]) -> None:
+    helper = _Helped()
+    for _ in range(2):
+        mod = as_score_mod(_Helped(helper))
+        _check(mod)
+    assert len(traced) == 1
+    for owner in (mod.function, helper):
+        vars(owner)["change"] = lambda score: score * 3.0
+        _check(mod)
+        _check(as_score_mod(_Helped(helper)))
+        del vars(owner)["change"]
+        _check(mod)
