@@ -216,6 +216,26 @@ def _namesake(name: str) -> Callable[..., Array]:
     return apply
 
 
+def _extreme(of_two: str, of_all: str) -> Callable[..., Array]:
+    """A step of a reduction that autograd watches is the extreme of all items below: equal ones share."""
+
+    def apply(env: Env, node: Expr, *args: Array) -> Array:
+        if node.attr is None or not any(getattr(x, "requires_grad", False) for x in args):
+            return getattr(env.xp, of_two)(*args)
+        items: list[Array] = []
+        for operand, value in zip(node.args, args, strict=True):
+            is_step = (operand.op, operand.attr) == (node.op, node.attr)
+            items += getattr(value, _ITEMS, [value]) if is_step else [value]
+        found = getattr(env.xp.stack(env.xp.broadcast_tensors(*items)), of_all)(0)
+        setattr(found, _ITEMS, items)
+        return found
+
+    return apply
+
+
+_ITEMS = "__flexc_items__"
+
+
 def _detach(env: Env, node: Expr, x: Array) -> Array:
     return x.detach() if hasattr(x, "detach") else x
 
@@ -231,8 +251,8 @@ TABLE: dict[Op, Callable[..., Array]] = {
     Op.MUL: lambda env, node, a, b: a * b,
     Op.NEG: lambda env, node, x: -x,
     Op.ABS: _namesake("abs"),
-    Op.MIN: _namesake("minimum"),
-    Op.MAX: _namesake("maximum"),
+    Op.MIN: _extreme("minimum", "amin"),
+    Op.MAX: _extreme("maximum", "amax"),
     Op.SIGN: _namesake("sign"),
     Op.FLOORDIV: _floordiv,
     Op.MOD: _mod,

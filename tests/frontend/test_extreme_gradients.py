@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexc import attention
 from flexc.frontend import factories, indexing, reductions, shapes, torch_choices, torch_ops
 from flexc.frontend.dispatch import TracingMode
 from flexc.frontend.tracer import Tracer
@@ -77,6 +78,17 @@ def test_equal_elements(name: str, data: st.DataObject) -> None:
     x = torch.tensor(numbers, dtype=torch.float64).view(rows, columns).requires_grad_()
     (expected,) = torch.autograd.grad(FUNCTIONS[name](x), x)
     torch.testing.assert_close(_gradient(FUNCTIONS[name], x.detach()), expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_through_attention(backend: str) -> None:
+    q = torch.randn(1, 2, 7, 4, dtype=torch.float64)
+    table = torch.tensor([[1.0, 1, 0, 1, 1], [0, 2, 2, 0, 2]], dtype=torch.float64).requires_grad_()
+    out = attention(q, q, q, score_mod=lambda s, b, h, i, j: s + table[h].amax() * j, backend=backend)
+    (actual,) = torch.autograd.grad(out.square().sum(), table)
+    scores = q @ q.mT / 2 + table.amax(-1)[:, None, None] * torch.arange(7)
+    (expected,) = torch.autograd.grad((scores.softmax(-1) @ q).square().sum(), table)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_many_equal_elements() -> None:
