@@ -5,10 +5,11 @@
 
 Tensors are made on the CPU and lie in allocations of their own, so that little else is checked.
 
-memcheck finds nothing (H200, compute-sanitizer 2025.3). racecheck of that version reports every number that the
-loading warp leaves in shared memory for the others, though they wait for its arrival at an mbarrier: it credits an
-arrival to the thread that executes it alone, and not to those that met that thread at a barrier before, as Triton's
-arrivals do. It says the same of a CUDA kernel that does nothing else, until each of its threads arrives by itself.
+memcheck finds nothing (H200, compute-sanitizer 2025.3). racecheck of that version reports every number that
+the loading warp leaves in shared memory for the others, though they wait for its arrival at an mbarrier: it
+credits an arrival to the thread that executes it alone, and not to those that met that thread at a barrier
+before, as Triton's arrivals do. It says the same of a CUDA kernel that does nothing else, until each of its
+threads arrives by itself.
 """
 
 from __future__ import annotations
