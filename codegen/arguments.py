@@ -156,6 +156,7 @@ RESERVED = frozenset({
     *(f"sums_{n}_ptr" for n in range(64)),
     "units_of", "split", "product", "coarse", "fine", "unit", "pair_offsets",
     "pair_offsets_v", "kv_at", "padded_kv", "split_any", "product_of_any",
+    "head_count", "whole_first",
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "dout") for part in ("pairs", "unit", "fine")),
     *(f"{tensor}_{part}_ptr" for tensor in ("q", "k", "v", "dout") for part in ("pairs", "unit")),
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),

@@ -111,6 +111,8 @@ class _Backward(Preamble):
     bounds: Bounds | None
     masked: str | None
     """Where the mask applies to a tile, as a condition; None where there are no blocks to look at."""
+    across_heads: bool
+    """Whether tiles of all heads with as much to visit are neighbours. Else those of a head are."""
     first_start: str
     """Where the tile begins that the program keeps."""
     order: str
@@ -222,6 +224,7 @@ def _view(
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
     wide = plan.padded_dim + plan.padded_dim_v > 128
+    across = backward.pairs and backward.blocks(entry) is not Blocks.ALL
     return _Backward(
         header=header(backward, entry, plan, sources),
         constants=(
@@ -234,7 +237,7 @@ def _view(
         entry=entry.value,
         sliced=backward.slices > 1,
         pairs=backward.pairs,
-        parted=backward.pairs and entry is Entry.KV and wide and spec.mask is None,
+        parted=backward.pairs and entry is Entry.KV and wide,
         fused=entry is Entry.FUSED,
         finds_delta=backward.finds_delta,
         has_grad_lse=backward.has_grad_lse,
@@ -269,7 +272,8 @@ def _view(
         blocks_from_map=backward.blocks(entry) is Blocks.MAP,
         bounds=bounds,
         masked=_masked(backward, entry, bounds),
-        **_order(entry, bounds),
+        across_heads=across,
+        **_order(entry, bounds, across=across),
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
         repairs=backward.repairs,
@@ -294,15 +298,20 @@ def _masked(backward: BackwardSpec, entry: Entry, bounds: Bounds | None) -> str 
     return " | ".join(found) or None
 
 
-def _order(entry: Entry, bounds: Bounds | None) -> dict[str, str]:
-    """Which tiles come first: those with the most to visit. Under a causal mask, first keys and last rows."""
+def _order(entry: Entry, bounds: Bounds | None, *, across: bool) -> dict[str, str]:
+    """Which tiles come first: those with the most to visit. Under a causal mask, first keys and last rows.
+
+    Programs of pairs are few and long, and compute for longer than a tile takes from memory. So the longest
+    of all heads come first: those of one head after those of another leave the last head's to few processors.
+    """
     axes = entry.axes
     from_first = axes.by_keys
     if bounds is not None and (bounds.first_rows_heaviest or bounds.last_rows_heaviest):
         from_first = bounds.first_rows_heaviest
     tiles = f"{axes.kept}_tiles"
-    at = f"pid % {tiles}" if from_first else f"({tiles} - 1 - pid % {tiles})"
-    what = "keys" if axes.by_keys else "rows"
+    number = "pid // head_count" if across else f"pid % {tiles}"
+    at = number if from_first else f"({tiles} - 1 - {number})"
+    what = f"{'keys' if axes.by_keys else 'rows'}{' of all heads' if across else ''}"
     return {
         "first_start": f"{at} * {axes.kept_tile}",
         "order": f"The {'first' if from_first else 'last'} {what} come first, which have most to visit.",

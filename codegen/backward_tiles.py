@@ -75,11 +75,10 @@ _PREFERRED_SINGLE: dict[Entry, tuple[Tiles, ...]] = {
 # Bests for pairs of fp16 numbers and wgmma, by kernel and padded head dimension, timed on an H200. They
 # spill under a mask.
 _PREFERRED_PAIRS: dict[Entry, dict[int, tuple[Tiles, ...]]] = {
-    Entry.KV: {64: (Tiles(64, 64, 4, 2),), 128: (Tiles(64, 64, 4, 2), Tiles(32, 128, 8, 2))},
+    Entry.KV: {64: (Tiles(64, 64, 4, 2),), 128: (Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2))},
     Entry.Q: {64: (Tiles(128, 64, 8, 2),), 128: (Tiles(128, 64, 8, 1), Tiles(64, 64, 4, 2))},
     Entry.FUSED: {64: (Tiles(64, 64, 4, 2),), 128: (Tiles(64, 64, 4, 1),)},
 }
-_PREFERRED_PAIRS_UNMASKED = {Entry.KV: {128: Tiles(32, 128, 8, 2)}}
 # Of fp32 whose head dimensions are shared out, by whether a program keeps keys.
 _SLICED = {
     True: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
@@ -166,9 +165,6 @@ def _candidates(
         preferred = _PREFERRED_SINGLE[entry]
     if backward.pairs and target.matrix_unit is MatrixUnit.WGMMA:
         preferred = _PREFERRED_PAIRS[entry].get(max(widest, 64), ())
-        unmasked = _PREFERRED_PAIRS_UNMASKED.get(entry, {}).get(max(widest, 64))
-        if unmasked is not None and spec.mask is None:
-            preferred = (unmasked, *preferred)
     if backward.slices > 1:
         preferred = _SLICED[entry.axes.by_keys]
     for tiles in preferred:

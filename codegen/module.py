@@ -68,6 +68,8 @@ class _Forward(Preamble):
     blocks_from_map: bool
     bounds: Bounds | None
     masked: str
+    across_heads: bool
+    """Whether tiles of all heads with as many keys are neighbours. Else those of a head are."""
     order: str
     q_start: str
     sinks: bool
@@ -86,6 +88,16 @@ _LAST_ROWS_FIRST = (
 _FIRST_ROWS_FIRST = (
     "Its first rows come first: they have the most keys.",
     "pid % q_tiles * BLOCK_Q",
+)
+# The same of all heads: programs of pairs are few and long, and those of one head after those of another
+# would leave the last head's longest to few processors. They compute longer than a tile takes from memory.
+_LAST_ROWS_OF_ALL_FIRST = (
+    "The last rows of all heads come first: under a causal mask they have the most keys.",
+    "(q_tiles - 1 - pid // head_count) * BLOCK_Q",
+)
+_FIRST_ROWS_OF_ALL_FIRST = (
+    "The first rows of all heads come first: they have the most keys.",
+    "pid // head_count * BLOCK_Q",
 )
 
 
@@ -139,6 +151,8 @@ def _view(
     written = "in_rows[:, None]" if packed else in_row
     first_rows = bounds is not None and bounds.first_rows_heaviest
     pairs = plan.precision == PAIRS
+    across = pairs and spec.blocks is not Blocks.ALL
+    order, q_start = _order(first_rows=first_rows, across=across)
     k_key, k_dim = ("[:, None]", "[None, :]") if pairs else ("[None, :]", "[:, None]")
     return _Forward(
         header=header(spec, plan, sources, _launch(plan)),
@@ -176,14 +190,21 @@ def _view(
         blocks_from_map=spec.blocks is Blocks.MAP,
         bounds=bounds,
         masked="(kv_start < full_first) | (kv_start >= full_end)" if bounds is None else bounds.masked,
-        order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
-        q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
+        across_heads=across,
+        order=order,
+        q_start=q_start,
         sinks=spec.has_sinks,
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
         pairs=pairs,
     )
+
+
+def _order(*, first_rows: bool, across: bool) -> tuple[str, str]:
+    if across:
+        return _FIRST_ROWS_OF_ALL_FIRST if first_rows else _LAST_ROWS_OF_ALL_FIRST
+    return _FIRST_ROWS_FIRST if first_rows else _LAST_ROWS_FIRST
 
 
 def _by_distance(plan: KernelPlan, score: Expr | None) -> tuple[Expr, ...]:
