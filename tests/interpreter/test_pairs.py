@@ -79,6 +79,27 @@ def test_huge_values_that_no_row_sees_cost_no_digits(fused: bool) -> None:
     _check(q, k, v, grad_out, mask_mod=window, options={**OPTIONS, "backward_fused": fused})
 
 
+_FLAGS = torch.rand(4, 4, generator=torch.Generator().manual_seed(3)) < 0.6
+WALKS: dict[str, Any] = {
+    "masked, then whole tiles": masks.causal,
+    "whole tiles between masked ones": masks.sliding_window(70),
+    "two stretches": masks.sliding_window(40) | masks.prefix_lm(50),
+    "documents": masks.causal & masks.document((torch.arange(110) // 60).int()),
+    "a map": mask_mod(lambda b, h, q, k: _FLAGS[q // 40, k // 40] | (k == 3)),
+    "first rows see most": mask_mod(lambda b, h, q_idx, kv_idx: q_idx <= kv_idx),
+}
+
+
+@pytest.mark.parametrize("name", list(WALKS))
+def test_steps_with_and_without_the_mask(name: str) -> None:
+    # Each kind of steps has a loop of its own, and tiles are in order over two batches of two heads.
+    q, k = (2, 2, 110, 16), (2, 1, 110, 16)
+    _check(
+        torch.randn(q), torch.randn(k), torch.randn(k), torch.randn(q), mask_mod=WALKS[name], options=OPTIONS
+    )
+    _check_result(torch.randn(q), torch.randn(k), torch.randn(k), mask_mod=WALKS[name])
+
+
 def test_keys_in_16_bits() -> None:
     q, k, v, grad_out = (torch.randn(1, 1, 50, 16) for _ in range(4))
     given = problem(q, k.bfloat16(), v.bfloat16(), options=OPTIONS)
