@@ -370,6 +370,7 @@ def attention_backward_q(
     kv_first = 0
     full_end = tl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
     kv_end = tl.minimum(q_last + 1, kv_len)
+    # Tiles where the mask applies have a loop of their own.
     for kv_start in range(kv_first, tl.minimum(full_end, kv_end), BLOCK_KV):
         k_pairs = k_pairs_ptr + (kv_at + kv_start) * (2 * PADDED_DIM) + pair_offsets
         k = tl.load(k_pairs)
@@ -626,6 +627,7 @@ def attention_backward_kv(
         q_first = kv_start // BLOCK_Q * BLOCK_Q
         full_first = kv_last
         q_end = q_len
+        # Tiles where the mask applies have a loop of their own.
         whole_first = q_first + tl.cdiv(tl.maximum(full_first - q_first, 0), BLOCK_Q) * BLOCK_Q
         for q_start in range(q_first, tl.minimum(whole_first, q_end), BLOCK_Q):
             rows = q_start + tl.arange(0, BLOCK_Q)
