@@ -75,6 +75,7 @@ def _pairs(backward: BackwardSpec) -> tuple[Argument, ...]:
     spec = backward.forward
     return (
         *_operands(spec),
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
         *_PAIRS,
         *stride_arguments(_OPERANDS, divisible=spec.aligned),
         Argument("batch", "i32", Source.BATCH),

@@ -100,6 +100,8 @@ def write_pairs(
     length,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
+    OF_QUERIES: tl.constexpr,
+    shift_ptr,
 ):
     """BLOCK_Q rows of one head as pairs: the coarse parts of a row, then the fine ones. Past the end are zeros."""
     padded_len = tl.cdiv(length, ROWS_PADDED_TO) * ROWS_PADDED_TO
@@ -110,12 +112,14 @@ def write_pairs(
         x_ptr + head // heads * stride_b + head % heads * stride_h + rows[:, None] * stride_s + dims[None, :]
     )
     x = tl.load(x_tile, mask=(rows < length)[:, None] & (dims < WIDTH)[None, :], other=0.0).to(tl.float32)
+    row_at = head.to(tl.int64) * padded_len + rows
+    if OF_QUERIES:  # what sees no key may hold NaN, which 0 times NaN is in the gradient of every key
+        x = tl.where((tl.load(shift_ptr + row_at) != float("inf"))[:, None], x, 0.0)
     finite = tl.abs(x) < float("inf")
     unit, per_unit = units_of(tl.where(finite, x, 0.0))
     x *= per_unit[:, None]
     coarse = x.to(tl.float16)
     fine = tl.where(finite, x - coarse.to(tl.float32), 0.0).to(tl.float16)
-    row_at = head.to(tl.int64) * padded_len + rows
     pairs = pairs_ptr + row_at[:, None] * (2 * PADDED) + dims[None, :]
     tl.store(pairs, coarse)
     tl.store(pairs + PADDED, fine)
@@ -128,6 +132,7 @@ def attention_backward_pairs(
     k_ptr,
     v_ptr,
     dout_ptr,
+    shift_ptr,
     q_pairs_ptr,
     k_pairs_ptr,
     v_pairs_ptr,
@@ -172,6 +177,8 @@ def attention_backward_pairs(
             q_len,
             HEAD_DIM,
             PADDED_DIM,
+            True,
+            shift_ptr,
         )
     elif pid < 2 * q_tiles:
         write_pairs(
@@ -186,6 +193,8 @@ def attention_backward_pairs(
             q_len,
             HEAD_DIM_V,
             PADDED_DIM_V,
+            True,
+            shift_ptr,
         )
     elif pid < 2 * q_tiles + kv_tiles:
         write_pairs(
@@ -200,6 +209,8 @@ def attention_backward_pairs(
             kv_len,
             HEAD_DIM,
             PADDED_DIM,
+            False,
+            shift_ptr,
         )
     else:
         write_pairs(
@@ -214,6 +225,8 @@ def attention_backward_pairs(
             kv_len,
             HEAD_DIM_V,
             PADDED_DIM_V,
+            False,
+            shift_ptr,
         )
 
 
@@ -649,7 +662,7 @@ def attention_backward_kv(
             dout_fine = tl.load(dout_pairs + PADDED_DIM_V)
             dout_unit = tl.load(dout_unit_ptr + row_at + rows)
             coarse, fine, unit = split(p * dout_unit[None, :])
-            # Always so. It keeps the compiler from putting this sum off until registers run out.
+            # Always so. It keeps the compiler from putting these sums off until registers run out.
             if q_start + heads_per_program > 0:
                 dv += product(coarse, fine, dout, dout_fine) * unit[:, None]
             delta = tl.load(delta_ptr + row_at + rows)
@@ -660,7 +673,8 @@ def attention_backward_kv(
             grad = tl.where(p == 0.0, 0.0, grad)
             grad *= score_scale
             coarse, fine, unit = split(grad * q_unit[None, :])
-            dk += product(coarse, fine, q, q_fine) * unit[:, None]
+            if q_start + heads_per_program > 0:
+                dk += product(coarse, fine, q, q_fine) * unit[:, None]
 
         for q_start in range(whole_first, q_end, BLOCK_Q):
             rows = q_start + tl.arange(0, BLOCK_Q)
@@ -680,7 +694,7 @@ def attention_backward_kv(
             dout_fine = tl.load(dout_pairs + PADDED_DIM_V)
             dout_unit = tl.load(dout_unit_ptr + row_at + rows)
             coarse, fine, unit = split(p * dout_unit[None, :])
-            # Always so. It keeps the compiler from putting this sum off until registers run out.
+            # Always so. It keeps the compiler from putting these sums off until registers run out.
             if q_start + heads_per_program > 0:
                 dv += product(coarse, fine, dout, dout_fine) * unit[:, None]
             delta = tl.load(delta_ptr + row_at + rows)
@@ -691,60 +705,7 @@ def attention_backward_kv(
             grad = tl.where(p == 0.0, 0.0, grad)
             grad *= score_scale
             coarse, fine, unit = split(grad * q_unit[None, :])
-            dk += product(coarse, fine, q, q_fine) * unit[:, None]
-
-    # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
-    # repaired, not prevented: if a NaN came out, these keys are computed again with the unseen left out.
-    strange = (tl.sum((dk != dk).to(tl.int32), 1) + tl.sum((dv != dv).to(tl.int32), 1)) > 0  # noqa: PLR0124
-    if tl.sum((strange & in_columns).to(tl.int32), 0) > 0:
-        dk = tl.zeros([BLOCK_KV, PADDED_DIM], tl.float32)
-        dv = tl.zeros([BLOCK_KV, PADDED_DIM_V], tl.float32)
-        for member in range(heads_per_program):
-            h = first_head + member
-            row_at = (b * q_heads + h).to(tl.int64) * padded_len
-            # What the mods need once a head.
-            head_value = 1.0 / c
-            score_scale = scale * head_value
-            # A key is seen by rows kv_idx <= q_idx < q_len. These keys visit q_first to q_end; from full_first to
-            # full_end every row sees all of them, so that no mask applies.
-            kv_last = tl.minimum(kv_start + BLOCK_KV, kv_len) - 1
-            q_first = kv_start // BLOCK_Q * BLOCK_Q
-            full_first = kv_last
-            q_end = q_len
-            for q_start in tl.range(q_first, q_end, BLOCK_Q, num_stages=1):
-                rows = q_start + tl.arange(0, BLOCK_Q)
-                q_pairs = q_pairs_ptr + (row_at + q_start) * (2 * PADDED_DIM) + pair_offsets
-                q = tl.load(q_pairs)
-                q_fine = tl.load(q_pairs + PADDED_DIM)
-                q_unit = tl.load(q_unit_ptr + row_at + rows)
-                shift = tl.load(shift_ptr + row_at + rows)
-                q = tl.where((shift != float("inf"))[:, None], q, 0.0)
-                score = product(k, k_fine, tl.trans(q), tl.trans(q_fine)) * k_unit[:, None]
-                score *= q_unit[None, :]
-                q_idx = tl.minimum(rows, q_len - 1)[None, :]
-                score *= score_scale
-                modified = score_mod(score, c)
-                if q_start < full_first:
-                    allowed = in_columns[:, None] & mask_mod(q_idx, kv_idx)
-                    modified = tl.where(allowed, modified, float("-inf"))
-                p = tl.exp2(modified * to_log2 - shift[None, :])
-                dout_pairs = dout_pairs_ptr + (row_at + q_start) * (2 * PADDED_DIM_V) + pair_offsets_v
-                dout = tl.load(dout_pairs)
-                dout_fine = tl.load(dout_pairs + PADDED_DIM_V)
-                dout_unit = tl.load(dout_unit_ptr + row_at + rows)
-                dout = tl.where((shift != float("inf"))[:, None], dout, 0.0)
-                coarse, fine, unit = split(p * dout_unit[None, :])
-                # Always so. It keeps the compiler from putting this sum off until registers run out.
-                if q_start + heads_per_program > 0:
-                    dv += product(coarse, fine, dout, dout_fine) * unit[:, None]
-                delta = tl.load(delta_ptr + row_at + rows)
-                dp = product(v, v_fine, tl.trans(dout), tl.trans(dout_fine)) * v_unit[:, None]
-                dp *= dout_unit[None, :]
-                grad = p * (dp - delta[None, :])
-                grad = score_mod_grad(score, grad, c)
-                grad = tl.where(p == 0.0, 0.0, grad)
-                grad *= score_scale
-                coarse, fine, unit = split(grad * q_unit[None, :])
+            if q_start + heads_per_program > 0:
                 dk += product(coarse, fine, q, q_fine) * unit[:, None]
 
     if parts == 1:
