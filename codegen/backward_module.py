@@ -9,6 +9,7 @@ from flexc.codegen.backward_arguments import backward_arguments
 from flexc.codegen.backward_captured import CapturedView, captured_view
 from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
+from flexc.codegen.backward_order import first_tiles
 from flexc.codegen.backward_rows import PairsView, RowsView, SumsView, pairs_view, rows_view, sums_view
 from flexc.codegen.backward_spec import PIECE, BackwardSpec, Entry
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
@@ -68,7 +69,7 @@ class _Backward(Preamble):
     pairs: bool
     """Whether operands are pairs of fp16 numbers."""
     parted: bool
-    """Whether a step has parts that the compiler does not mix. Timed: it pays where there is no mask."""
+    """Whether a step has parts that the compiler does not mix, so that fewer registers are live."""
     fused: bool
     """Whether this kernel adds to the sums of dQ as well."""
     finds_delta: bool
@@ -273,7 +274,7 @@ def _view(
         bounds=bounds,
         masked=_masked(backward, entry, bounds),
         across_heads=across,
-        **_order(entry, bounds, across=across),
+        **first_tiles(entry, bounds, across=across),
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
         repairs=backward.repairs,
@@ -296,26 +297,6 @@ def _masked(backward: BackwardSpec, entry: Entry, bounds: Bounds | None) -> str 
         found = [text if "|" in text else f"({text})" for text in found]  # `|` binds more tightly than `<`
         found.append("hangs_over")
     return " | ".join(found) or None
-
-
-def _order(entry: Entry, bounds: Bounds | None, *, across: bool) -> dict[str, str]:
-    """Which tiles come first: those with the most to visit. Under a causal mask, first keys and last rows.
-
-    Programs of pairs are few and long, and compute for longer than a tile takes from memory. So the longest
-    of all heads come first: those of one head after those of another leave the last head's to few processors.
-    """
-    axes = entry.axes
-    from_first = axes.by_keys
-    if bounds is not None and (bounds.first_rows_heaviest or bounds.last_rows_heaviest):
-        from_first = bounds.first_rows_heaviest
-    tiles = f"{axes.kept}_tiles"
-    number = "pid // head_count" if across else f"pid % {tiles}"
-    at = number if from_first else f"({tiles} - 1 - {number})"
-    what = f"{'keys' if axes.by_keys else 'rows'}{' of all heads' if across else ''}"
-    return {
-        "first_start": f"{at} * {axes.kept_tile}",
-        "order": f"The {'first' if from_first else 'last'} {what} come first, which have most to visit.",
-    }
 
 
 def _scatters(

@@ -137,14 +137,14 @@ def attention_forward(
     scale,
 ):
     """One program computes BLOCK_Q query rows of one head, with an online softmax over the keys they may see."""
-    # Programs of one head are neighbours, so that its K and V stay in the L2 cache.
-    # Its last rows come first: under a causal mask they have the most keys.
+    # The last rows of all heads come first: under a causal mask they have the most keys.
     q_tiles = tl.cdiv(q_len, BLOCK_Q)
     pid = tl.program_id(0)
-    b = pid // q_tiles // q_heads
-    h = pid // q_tiles % q_heads
+    head_count = tl.num_programs(0) // q_tiles
+    b = pid % head_count // q_heads
+    h = pid % head_count % q_heads
     kv_h = h // group
-    q_start = (q_tiles - 1 - pid % q_tiles) * BLOCK_Q
+    q_start = (q_tiles - 1 - pid // head_count) * BLOCK_Q
 
     rows = q_start + tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_KV)
@@ -173,7 +173,21 @@ def attention_forward(
     kv_first = 0
     full_end = tl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
     kv_end = tl.minimum(q_last + 1, kv_len)
-    for kv_start in range(kv_first, kv_end, BLOCK_KV):
+    # Tiles where the mask applies have a loop of their own.
+    for kv_start in range(kv_first, tl.minimum(full_end, kv_end), BLOCK_KV):
+        k = tl.load(k_tile + kv_start * k_stride_s)
+        k, k_fine, k_unit = split(k)
+        score = product(q, q_fine, tl.trans(k), tl.trans(k_fine)) * q_unit[:, None]
+        score *= k_unit[None, :]
+        kv_idx = (kv_start + columns)[None, :]
+        score = score_mod(score * score_scale, c)
+        p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
+        v = tl.load(v_tile + kv_start * v_stride_s)
+        v, v_fine, v_unit = split(v)
+        coarse, fine, unit = split(p * v_unit[None, :])
+        acc += product(coarse, fine, v, v_fine) * unit[:, None]
+
+    for kv_start in range(tl.maximum(kv_first, full_end), kv_end, BLOCK_KV):
         in_range = kv_start + columns < kv_len
         k = tl.load(k_tile + kv_start * k_stride_s, mask=in_range[:, None], other=0.0)
         k, k_fine, k_unit = split(k)
@@ -181,9 +195,8 @@ def attention_forward(
         score *= k_unit[None, :]
         kv_idx = tl.minimum(kv_start + columns, kv_len - 1)[None, :]
         score = score_mod(score * score_scale, c)
-        if kv_start >= full_end:
-            allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
-            score = tl.where(allowed, score, float("-inf"))
+        allowed = in_range[None, :] & mask_mod(q_idx, kv_idx)
+        score = tl.where(allowed, score, float("-inf"))
         p, row_max, row_sum, acc = online_softmax(score, to_log2, row_max, row_sum, acc)
         v = tl.load(v_tile + kv_start * v_stride_s, mask=in_range[:, None], other=0.0)
         v, v_fine, v_unit = split(v)
