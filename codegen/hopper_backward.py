@@ -21,7 +21,7 @@ from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
-from flexc.codegen.hopper_words import SIGMOID, gluon, needed
+from flexc.codegen.hopper_words import SIGMOID, depending, gluon, needed, target_of
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 from flexc.codegen.render import render
@@ -79,7 +79,8 @@ class _Main(Preamble):
     column_lines: tuple[str, ...]
     column_lines_of_head: tuple[str, ...]
     """What is computed once a column, and what of that depends on the head."""
-    mods_read_rows: bool
+    reads_rows: bool
+    """The mods, gradients of captured tensors or dropout need to know which rows a tile has."""
     mods_read_head: bool
     score_row_lines: tuple[str, ...]
     """What a step computes once a row for scores and their gradients, and for the mask."""
@@ -122,6 +123,7 @@ class _Main(Preamble):
     scatters_read_rows: bool
     adds_diagonals: bool
     adds_heads: bool
+    adds_exactly: bool
     exact_weights: bool
     operand: str
     operand_pair: str
@@ -129,6 +131,11 @@ class _Main(Preamble):
     ordered: bool
     visit_lines: tuple[str, ...]
     """Of one stretch: what finds the rows that visit keys, `q_first` and `q_end`."""
+    dropout: bool
+    weighs_first: bool
+    """The weights of a step have to be complete when the turn for its products is taken."""
+    half_bases: str
+    """Registers of the pairs whose words one counter has."""
 
 
 def hopper_backward_module(
@@ -183,7 +190,9 @@ def _view(
     mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
     scale = _scale(form, hoisting)
     codes = tuple(scatter_code(hoisting, scatter) for scatter in form.scatters)
-    scatters = hopper_scatters(codes, names, [hoisting.fresh(f"{names[c.form.slot]}_sum") for c in codes])
+    scatters = hopper_scatters(
+        backward, form, codes, names, [hoisting.fresh(f"{names[c.form.slot]}_sum") for c in codes]
+    )
     values = [code.value for code, scatter in zip(codes, scatters, strict=True) if not scatter.is_own]
     elements = [e for e in (score, grad, mask, *values) if e is not None]
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
@@ -208,7 +217,7 @@ def _view(
     head_lines = list(hoisting.head)
     if scale_of_head:
         head_lines.append(f"score_scale = {scale}")
-    of_head = _depending(("h", *_assigned(hoisting.head)), hoisting.column)
+    of_head = depending(("h", *map(target_of, hoisting.head)), hoisting.column)
     uneven = blocks is not Blocks.ALL
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
@@ -227,7 +236,7 @@ def _view(
         head_lines=gluon(head_lines),
         column_lines=gluon([line for line in hoisting.column if line not in of_head]),
         column_lines_of_head=gluon([line for line in hoisting.column if line in of_head]),
-        mods_read_rows=reads_rows_score or reads_rows_mask or has_distances or bool(scatters),
+        reads_rows=reads_rows_score or reads_rows_mask or has_distances or bool(scatters) or spec.dropout,
         mods_read_head=has_distances
         or bool(scatters)
         or bool(head_lines or of_head)
@@ -266,10 +275,15 @@ def _view(
         adds_diagonals=any(s.sum == Sum.DIAGONAL.value for s in scatters),
         exact_weights=any(s.sum != Sum.HEAD.value for s in scatters),
         adds_heads=any(s.sum == Sum.HEAD.value for s in scatters),
+        adds_exactly=any(s.exactly for s in scatters),
         operand=_OPERAND[spec.q_storage],
         operand_pair=_PAIR[spec.q_storage],
         rescue_nan=plan.rescue_nan,
         ordered=plan.ordered,
+        dropout=spec.dropout,
+        # With wide heads the registers are so few that they are complete in any case.
+        weighs_first=spec.dropout and plan.in_turns and plan.padded_dim == 64,
+        half_bases=str([[0, 1], *([0, 8 << i] for i in range((plan.tiles.block_q // 16).bit_length() - 1))]),
     )
 
 
@@ -319,21 +333,6 @@ def _reads(name: str, elements: Sequence[Element], lines: Sequence[str]) -> bool
     """Whether what a step computes reads `name`."""
     texts = [*lines, *(argument for e in elements for argument in e.arguments)]
     return any(re.search(rf"\b{name}\b", text) for text in texts)
-
-
-def _assigned(lines: Sequence[str]) -> list[str]:
-    return [line.partition(" = ")[0] for line in lines]
-
-
-def _depending(names: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Those of `lines`, each an assignment, that read one of `names` or a result of another that does."""
-    tainted, found = set(names), []
-    for line in lines:
-        name, _, value = line.partition(" = ")
-        if tainted & set(re.findall(r"\w+", value)):
-            tainted.add(name)
-            found.append(line)
-    return found
 
 
 def _as_tile(score: Expr, call: str) -> str:

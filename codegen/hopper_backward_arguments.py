@@ -10,6 +10,7 @@ from flexc.codegen.arguments import (
     Source,
     capture_arguments,
     descriptor_type,
+    dropout_arguments,
     stride_arguments,
 )
 from flexc.codegen.backward_arguments import capture_gradients, row_sums
@@ -51,6 +52,7 @@ def main_arguments(
         *SHAPE_ARGUMENTS,
         Argument("batch", "i32", Source.BATCH),
         Argument("never", "i32", Source.NEVER),
+        *dropout_arguments(spec),
         *_descriptors(spec, plan),
     )
 

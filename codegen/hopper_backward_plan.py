@@ -17,7 +17,7 @@ from flexc.codegen.scatter import Sum
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles
 from flexc.errors import NoFeasiblePlan
-from flexc.ir.spec import Blocks
+from flexc.ir.spec import AttentionSpec, Blocks
 
 KEYS = 64
 """Keys of one consumer warpgroup: what one wgmma takes."""
@@ -67,14 +67,10 @@ def unfit(backward: BackwardSpec, target: Target) -> str | None:
     why = unfit_forward(spec, target)
     if why is not None:
         return why
-    if spec.dropout:
-        return "its backward has no dropout"
     if max(spec.head_dim, spec.head_dim_v) > _WIDEST:
         return f"a head dimension is above {_WIDEST}"
     if width(spec.head_dim) != width(spec.head_dim_v):
         return f"head dimensions {spec.head_dim} and {spec.head_dim_v} need buffers of different widths"
-    if backward.slots and backward.deterministic:
-        return "captured tensors want gradients, and deterministic ones"
     return why_no_gradients(backward)
 
 
@@ -134,20 +130,27 @@ def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
         # Barriers more, and what is known of a block map, leave no room for the fourth tile of queries.
         return (wide, Tiles(64, BLOCK_KV, 4, 3)) if backward.deterministic else (wide,)
     # A factor on the gradient of the score is another number a weight: too many with 128 queries. So are
-    # unrounded gradients.
-    few = bool(backward.slots) or backward_form(backward, scatters=False).grad is not None
+    # unrounded gradients, and the random words of dropout.
+    few = backward_form(backward, scatters=False).grad is not None
+    few |= bool(backward.slots) or backward.forward.dropout
     return (Tiles(64, BLOCK_KV, 4, 4),) if few else (Tiles(128, BLOCK_KV, 4, 3), Tiles(64, BLOCK_KV, 4, 4))
+
+
+def _preferred(spec: AttentionSpec) -> str:
+    return "few, as random words and two kinds of weights need registers" if spec.dropout else "preferred"
 
 
 def _is_late(backward: BackwardSpec) -> bool:
     """Whether dQ comes late: it then needs no registers beside weights.
 
     On an H200 faster: 2 to 4 % under a causal mask, 17 % with a soft cap, 1 to 3 % without mods for wide
-    heads. Narrow heads without mods have registers enough.
+    heads. Narrow heads without mods have registers enough, but with dropout weights and the survivors among
+    them lie beside each other; dQ would push some of them to memory.
     """
     spec = backward.forward
     is_wide = width(spec.head_dim) == _WIDEST
-    return is_wide or spec.score is not None or spec.mask is not None or backward.deterministic
+    has_mods = spec.score is not None or spec.mask is not None
+    return is_wide or has_mods or spec.dropout or backward.deterministic
 
 
 def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
@@ -216,7 +219,7 @@ def _plan(
         shared=needed,
         reasons=(
             ("design", "made for this target: one warp loads by TMA, two warpgroups compute with wgmma"),
-            ("block_q", with_history("preferred", skip)),
+            ("block_q", with_history(_preferred(spec), skip)),
             ("block_kv", f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flexc.codegen.backward_form import backward_form
+from flexc.codegen.backward_form import Form, adds_exactly, backward_form
 from flexc.codegen.backward_spec import BackwardSpec
 from flexc.codegen.scatter import ScatterForm, Sum
 from flexc.codegen.scatter_code import ScatterCode, first_place
@@ -29,6 +29,8 @@ class HopperScatter:
     pointer: str
     sum: str
     keeps_sum: bool
+    exactly: bool
+    """Whether it is added up in whole numbers: see `adds_exactly`."""
     is_own: bool
     """Whether it is that of the modified score itself."""
     value: str
@@ -40,7 +42,11 @@ class HopperScatter:
 
 
 def hopper_scatters(
-    codes: Sequence[ScatterCode], names: Sequence[str], fresh: Sequence[str]
+    backward: BackwardSpec,
+    form: Form,
+    codes: Sequence[ScatterCode],
+    names: Sequence[str],
+    fresh: Sequence[str],
 ) -> tuple[HopperScatter, ...]:
     """What the template says of each; `fresh` are the names of their sums."""
     return tuple(
@@ -49,6 +55,7 @@ def hopper_scatters(
             pointer=f"sums_{n}_ptr" if code.at is None else f"{names[code.form.slot]}_grad_ptr",
             sum=code.form.sum.value,
             keeps_sum=code.form.sum in (Sum.COLUMN, Sum.HEAD),
+            exactly=adds_exactly(backward, form, code.form.slot),
             is_own=code.form.value is input_(Input.GRAD),
             value=code.value.call(q_idx="q_there"),
             weight=code.value.call(q_idx="q_there", grad="p"),
@@ -70,6 +77,8 @@ def why_no_gradients(backward: BackwardSpec) -> str | None:
         return None
     if form.grad is not None or form.factor is not None:
         return "gradients of captured tensors are wanted, and the score is not added to only"
+    if backward.deterministic and any(s.sum is Sum.HEAD for s in form.scatters):
+        return "captured tensors want gradients of heads, and deterministic ones"
     return next((why for why in (_why_not(s) for s in form.scatters) if why is not None), None)
 
 

@@ -139,7 +139,7 @@ def _loads(spec: AttentionSpec) -> int:
 
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    wide = 64 if widest == 256 or _loads(spec) or (spec.dropout and widest > 64) else 128
+    wide = 64 if widest == 256 or _loads(spec) or (spec.dropout and widest > 128) else 128
     # Three consumers have few registers each: enough for narrow heads without a score_mod (on an H200).
     # The blocks of maps are powers of two.
     plain = spec.score is None and spec.blocks is not Blocks.MAP and not spec.dropout

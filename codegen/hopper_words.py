@@ -74,3 +74,14 @@ def nearer(lines: Sequence[str], names: frozenset[str], index: str, near: str) -
     """The assignments to `names`, an index replaced by a nearer one."""
     chosen = (line for line in lines if target_of(line) in names)
     return tuple(re.sub(rf"\b{index}\b", near, line) for line in chosen)
+
+
+def depending(names: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Those of `lines`, each an assignment, that read one of `names` or a result of another that does."""
+    tainted, found = set(names), []
+    for line in lines:
+        name, _, value = line.partition(" = ")
+        if tainted & set(re.findall(r"\w+", value)):
+            tainted.add(name)
+            found.append(line)
+    return found

@@ -122,8 +122,9 @@ def attention(
         block_mask: blocks found before, of flexc or of PyTorch. With `mask_mod` as well, both apply.
         scale: of the scores; `1 / sqrt(D)` by default.
         sinks: (Hq,) logits, one a head, that take part in the softmax and have no value.
-        dropout_p: probability that a weight is dropped; the others are divided by `1 - dropout_p`. Drawn
-            anew at each call, as `torch.manual_seed` decides; the lse is that without dropout.
+        dropout_p: probability that a weight is dropped, rounded to a multiple of 2**-16; the others are
+            divided by what is left of 1. Drawn anew at each call, as `torch.manual_seed` decides; the lse is
+            that without dropout.
         return_lse: also return the natural logarithm of the sum of exponentials, (B, Hq, L) fp32.
         deterministic: gradients are the same bits from run to run; the output always is.
         k_scale: scale of an fp8 k; not in this version.

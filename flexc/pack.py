@@ -11,7 +11,7 @@ import torch
 
 from flexc.codegen.arguments import Argument, Source
 from flexc.frontend.value import Value
-from flexc.philox import survivors_weight
+from flexc.philox import dropped_of, survivors_weight
 
 if TYPE_CHECKING:
     from flexc.device_map import DeviceMap
@@ -81,8 +81,11 @@ def pack(
 
 
 def dropout_numbers(dropout_p: float) -> tuple[int, float]:
-    """Weights with random words below the first are dropped, the others are multiplied by the second."""
-    return int(dropout_p * 2**32), survivors_weight(dropout_p)
+    """Weights with words below the first are dropped, the others are multiplied by the second.
+
+    The upper half of a word is random.
+    """
+    return dropped_of(dropout_p) << 16, survivors_weight(dropout_p)
 
 
 def seed_on(seed: torch.Tensor | int, device: torch.device) -> torch.Tensor:

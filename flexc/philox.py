@@ -1,11 +1,13 @@
 """Which attention weights dropout drops: random bits of a pair's own, the same on every backend.
 
-The generator is Philox4x32-7 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
-3" (2011), with the fewest rounds that passed every test there. Its key is the 64-bit seed, low word first.
-The counter `(kv_half, q_half, b * Hq + h, 0)`, where a half is the index without its bit 3, gives four
-words: those of the pairs of two rows and two columns that are 8 apart, which one thread of a matrix
-instruction holds. Word `2 * bit 3 of q_idx + bit 3 of kv_idx` is that of a pair. Nothing depends on tiles,
-threads or the order of evaluation, so that a backward asks again instead of remembering.
+The generator is Philox2x32-7 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
+3" (2011), with the fewest rounds that passed every test there. Its key is one word. So that a seed may have
+64 bits, it is asked twice: with the seed's low word as the key, `(b * Hq + h, high word)` gives a key and an
+offset of that head; with this key, `(q_half + offset, kv_half)`, where a half is the index without its bit
+3, gives two words. Their halves of 16 bits are those of the pairs of two rows and two columns that are 8
+apart, which one thread of a matrix instruction holds: the word is that of the row's bit 3, and the lower
+half comes first. Nothing depends on tiles, threads or the order of evaluation, so that a backward asks
+again instead of remembering.
 """
 
 from __future__ import annotations
@@ -13,30 +15,27 @@ from __future__ import annotations
 import torch
 
 ROUNDS = 7
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+LEVELS = 1 << 16
+"""Probabilities are rounded to multiples of 1 over this."""
+_MULTIPLIER = 0xD256D193
+_WEYL = 0x9E3779B9
 _WORD = 0xFFFFFFFF
 
 
 def random_words(
-    seed: int,
-    counter: tuple[torch.Tensor | int, torch.Tensor | int, torch.Tensor | int, torch.Tensor | int],
-    rounds: int = ROUNDS,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The four 32-bit words of Philox4x32, in int64 tensors of the counter's broadcast shape.
+    key: torch.Tensor | int, x: torch.Tensor | int, y: torch.Tensor | int, rounds: int = ROUNDS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two 32-bit words of Philox2x32, in int64 tensors of the arguments' broadcast shape.
 
-    `counter` is four words from 0 to 2**32 - 1, int64 tensors or numbers; `seed` is 64 bits.
+    `key`, `x` and `y` are words from 0 to 2**32 - 1, int64 tensors or numbers.
     """
-    c0, c1, c2, c3 = (torch.as_tensor(word, dtype=torch.int64) for word in counter)
-    key_0, key_1 = seed & _WORD, (seed >> 32) & _WORD
+    key, x, y = (torch.as_tensor(word, dtype=torch.int64) for word in (key, x, y))
     for _ in range(rounds):
-        # Products of two words wrap to 64 bits; all of them are right as unsigned numbers.
-        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0 = (second >> 32) & _WORD ^ c1 ^ key_0
-        c2 = (first >> 32) & _WORD ^ c3 ^ key_1
-        c1, c3 = second & _WORD, first & _WORD
-        key_0, key_1 = (key_0 + _WEYL[0]) & _WORD, (key_1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+        # A product of two words wraps to 64 bits; all of them are right as an unsigned number.
+        product = x * _MULTIPLIER
+        x, y = (product >> 32) & _WORD ^ key ^ y, product & _WORD
+        key = (key + _WEYL) & _WORD
+    return x, y
 
 
 def kept(
@@ -52,12 +51,10 @@ def kept(
         kv_idx: its column.
     """
     q_idx, kv_idx = q_idx.to(torch.int64), kv_idx.to(torch.int64)
-    words = random_words(seed, (_half(kv_idx), _half(q_idx), stream.to(torch.int64), 0))
-    late = (kv_idx & 8) > 0
-    word = torch.where(
-        (q_idx & 8) > 0, torch.where(late, words[3], words[2]), torch.where(late, words[1], words[0])
-    )
-    return word >= int(probability * 2**32)
+    key, offset = random_words(seed & _WORD, stream.to(torch.int64), (seed >> 32) & _WORD)
+    early, late = random_words(key, (_half(q_idx) + offset) & _WORD, _half(kv_idx))
+    word = torch.where((q_idx & 8) > 0, late, early)
+    return torch.where((kv_idx & 8) > 0, word >> 16, word & 0xFFFF) >= dropped_of(probability)
 
 
 def _half(index: torch.Tensor) -> torch.Tensor:
@@ -65,6 +62,15 @@ def _half(index: torch.Tensor) -> torch.Tensor:
     return (index >> 4 << 3) | (index & 7)
 
 
+def dropped_of(probability: float) -> int:
+    """How many of `LEVELS` random numbers are dropped: the probability, as a whole number of these."""
+    return round(probability * LEVELS)
+
+
 def survivors_weight(probability: float) -> float:
-    """The factor of what is kept, so that the expected sum stays: `1 / (1 - p)`; 0 where nothing is kept."""
-    return 0.0 if probability >= 1.0 else 1.0 / (1.0 - probability)
+    """The factor of what is kept, so that the expected sum stays: 1 / (1 - p), of the rounded probability.
+
+    0 where nothing is kept.
+    """
+    left = LEVELS - dropped_of(probability)
+    return LEVELS / left if left else 0.0

@@ -80,6 +80,7 @@ BACKWARD: dict[str, dict[str, Any]] = {
     },
     "hopper_learned_bias": {"hopper": True, "score": scores.relative_bias(torch.ones(8, 255))},
     "hopper_learned_slopes_causal": {"hopper": True, "mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "hopper_dropout": {"hopper": True, "mask": masks.causal, "dropout": True},
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
     "pairs": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }

@@ -28,12 +28,14 @@ LOADING = ("natten2d", "tree")
 HEAVY = ("gym_activation_gelu",)
 
 
-def _compile(name: str, head_dim: int, *, learned: bool = False, **facts: Any) -> Artifact:
+def _compile(
+    name: str, head_dim: int, *, learned: bool = False, deterministic: bool = False, **facts: Any
+) -> Artifact:
     mask, score = MODS[name]
     values = resolve(score, mask)[1]
     spec = spec_for(mask, score, head_dim=head_dim, return_lse=True, **facts)
     slots = tuple(n for n, c in enumerate(spec.captures) if learned and c.is_tensor and c.dtype.is_float)
-    backward = suited(backward_spec(spec, values, None, slots=slots))
+    backward = suited(backward_spec(spec, values, None, slots=slots, deterministic=deterministic))
     return backward_kernel_for(backward, Entry.HOPPER, "sm90").artifact
 
 
@@ -66,6 +68,22 @@ def test_learned(name: str, head_dim: int, spills: int) -> None:
     assert 12 <= sass.count("REDG.E.ADD") <= 24, "and few of them are added to memory"
 
 
+@pytest.mark.parametrize(("head_dim", "spills"), [(64, 0), (128, 16)])
+def test_learned_and_deterministic(head_dim: int, spills: int) -> None:
+    main = _compile("relative_bias", head_dim, learned=True, deterministic=True)
+    _check(main, spills)
+    # Three sums of four words in two warpgroups of two steps.
+    assert disassemble(main.cubin).count("REDG.E.ADD.64") == 4 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "spills"),
+    [("relative_bias", 64, 0), ("alibi_causal", 64, 8), ("relative_bias", 128, 80)],
+)
+def test_learned_with_dropout(name: str, head_dim: int, spills: int) -> None:
+    _check(_compile(name, head_dim, learned=True, dropout=True), spills)
+
+
 @pytest.mark.parametrize(("head_dim", "storage"), [(96, Storage.FP16), (40, Storage.BF16)])
 def test_other_head_dims(head_dim: int, storage: Storage) -> None:
     _check(_compile("softcap_causal", head_dim, storage=storage), 16)
@@ -92,6 +110,21 @@ def test_deterministic(name: str, head_dim: int) -> None:
     # And between the turn and what TMA does.
     assert awaited < sass.index("FENCE.VIEW.ASYNC.G") < added
     assert sass.count("UTMAREDG") == 2, "one warp adds both halves"
+
+
+# With a factor on the gradient at 128 the random words are more numbers than registers.
+@pytest.mark.parametrize(
+    ("name", "head_dim", "spills"),
+    [
+        ("plain", 64, 0),
+        ("plain", 128, 8),
+        ("causal", 128, 16),
+        ("softcap_causal", 64, 0),
+        ("softcap_causal", 128, 64),
+    ],
+)
+def test_dropout(name: str, head_dim: int, spills: int) -> None:
+    _check(_compile(name, head_dim, dropout=True), spills)
 
 
 # With a mask, portable kernels repair what became NaN.

@@ -13,6 +13,7 @@ import flexc
 from flexc import backends, masks, scores
 from flexc.call import Gradients
 from flexc.launcher import recording
+from flexc.philox import kept
 from tests.gradients import Problem, check_gradients, differentiable_slots, problem
 from tests.mods import corpus
 
@@ -130,6 +131,15 @@ def test_learned(kind: str, dim: int, heads: int, kv_heads: int, q_len: int, kv_
         _check(*qkv, learned=True, mask_mod=mask, score_mod=score)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["distance", "key", "slopes"])
+def test_learned_with_dropout(kind: str, dim: int) -> None:
+    score = _learned(kind, 4, 300, 333)
+    for mask in (None, masks.causal):
+        qkv = _qkv(300, 333, dim=dim)
+        _check(*qkv, learned=True, mask_mod=mask, score_mod=score, dropout_p=0.3, dropout_seed=3)
+
+
 @pytest.mark.parametrize("kind", ["distance", "key", "slopes"])
 def test_learned_beside_what_is_hidden(kind: str) -> None:
     q, k, v = _qkv(300, 333, dim=64)
@@ -144,6 +154,48 @@ def test_learned_beside_what_is_hidden(kind: str) -> None:
     given = problem(q, k, v, mask_mod=even, score_mod=score)
     found = _gradients(Problem(given.call, clean.grad_out, None), names)
     check_gradients(clean, found, names)
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dropout(dim: int, dtype: torch.dtype) -> None:
+    slopes = torch.rand(8, device="cuda")
+    qkv = _qkv(700, 777, heads=8, dim=dim, dtype=dtype)
+    for seed, p in ((3, 0.1), (2**62 + 11, 0.7)):
+        arguments: dict[str, Any] = {"dropout_seed": seed, "dropout_p": p}
+        _check(*qkv, **arguments)
+        _check(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0), **arguments)
+        sinks = torch.randn(8, device="cuda")
+        _check(*qkv, score_mod=scores.alibi(slopes), sinks=sinks, with_lse=True, **arguments)
+
+
+@pytest.mark.parametrize(("dim", "group"), [(64, 1), (128, 1), (128, 4)])
+@pytest.mark.parametrize("seed", [0, 2**31 + 5, 2**63 - 1, 2**64 - 2**40])
+def test_dropout_drops_the_same_pairs(seed: int, dim: int, group: int) -> None:
+    """With equal scores and one-hot gradients dV is the weights that are left."""
+    q, k, v = _qkv(300, 333, heads=4, kv_heads=4 // group, dim=dim)
+    call = problem(q * 0, k, v, dropout_p=0.25, dropout_seed=seed).call
+    b, h, first = 1, 3, 101
+    rows = torch.arange(first, min(first + dim, 300), device="cuda")
+    grad_out = torch.zeros_like(q)
+    grad_out[b, h, rows, rows - first] = 1
+    found = _gradients(Problem(call, grad_out, None), ("q", "v")).v
+    assert found is not None
+    columns = torch.arange(333, device="cuda")
+    stream = torch.tensor(b * 4 + h, device="cuda")
+    expected = kept(seed, 0.25, stream, rows[:, None], columns[None, :])
+    weights = found[b, h // group][:, : len(rows)].T
+    assert torch.equal(weights != 0, expected)
+    assert torch.allclose(weights[expected].float(), torch.tensor(1 / 333 / 0.75, device="cuda"), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_dropout_of_everything(dim: int) -> None:
+    q, k, v = _qkv(200, 200, dim=dim)
+    found = _gradients(problem(q, k, v, dropout_p=1.0, mask_mod=masks.causal), ("q", "k", "v"))
+    for gradient in (found.q, found.k, found.v):
+        assert gradient is not None
+        assert (gradient == 0).all()
 
 
 def test_heads_that_see_different_keys() -> None:
@@ -166,17 +218,18 @@ def test_strides_and_scales() -> None:
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dim", [64, 128])
-def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, dim: int) -> None:
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, dim: int, p: float) -> None:
     q, k, v = _qkv(300, 333, dim=dim)
 
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 3 != 0)
 
-    clean = problem(q.clone(), k.clone(), v.clone(), mask_mod=even)
+    clean = problem(q.clone(), k.clone(), v.clone(), mask_mod=even, dropout_p=p, dropout_seed=5)
     k[:, :, 1::2] = poison
     v[:, :, 1::2] = poison
     q[:, :, ::3] = poison
-    given = problem(q, k, v, mask_mod=even)
+    given = problem(q, k, v, mask_mod=even, dropout_p=p, dropout_seed=5)
     names = ("q", "k", "v")
     found = _gradients(Problem(given.call, clean.grad_out, None), names)
     check_gradients(clean, found, names)
@@ -234,6 +287,21 @@ def test_deterministic_gradients_are_right_and_the_same_bits(name: str, dim: int
 
 
 @pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["distance", "key", "distance_and_key"])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_deterministic_gradients_of_captured_tensors(kind: str, dim: int, p: float) -> None:
+    score = _learned(kind, 6, 513, 513)
+    for mask in (None, masks.causal):
+        qkv = _qkv(513, 513, heads=6, kv_heads=2, dim=dim)
+        facts: dict[str, Any] = {"deterministic": True, "dropout_p": p, "dropout_seed": 5}
+        given = problem(*qkv, mask_mod=mask, score_mod=score, **facts)
+        names: tuple[str | int, ...] = (*NAMES, *differentiable_slots(given.call))
+        found = _gradients(given, names)
+        check_gradients(given, found, names)
+        _check_repeats(given, found, names)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(300)])
 def test_more_deterministic_programs_than_run_at_a_time(mask: Any, dim: int) -> None:
     given = problem(*_qkv(2500, 2600, heads=32, kv_heads=16, dim=dim), mask_mod=mask, deterministic=True)
@@ -248,16 +316,21 @@ def test_more_deterministic_programs_than_run_at_a_time(mask: Any, dim: int) -> 
         )
 
 
-def _check_repeats(given: Problem, found: Gradients) -> None:
+def _check_repeats(given: Problem, found: Gradients, names: tuple[str | int, ...] = NAMES) -> None:
     """Runs beside other work, which changes when programs begin, give the same bits."""
     side, x = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
     for _ in range(10):
         with torch.cuda.stream(side):
             for _ in range(4):
                 x = (x @ x).clamp(-1, 1)
-        again = _gradients(given, NAMES)
-        for name in NAMES:
-            assert torch.equal(getattr(again, name), getattr(found, name)), name
+        again = _gradients(given, names)
+        for name in names:
+            one, other = (
+                g.values[name] if isinstance(name, int) else getattr(g, name) for g in (again, found)
+            )
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other), name
     torch.cuda.synchronize()
 
 
@@ -265,9 +338,8 @@ def test_what_it_leaves_to_the_portable_kernels() -> None:
     q, k, v = _qkv(300, 300)
     # All distances from 4 on share an element.
     table = torch.rand(4, 9, device="cuda", requires_grad=True)
-    for arguments in ({"score_mod": scores.relative_bias(table)}, {"dropout_p": 0.3}):
-        x = q.clone().requires_grad_()
-        out = flexc.attention(x, k, v, **arguments)
-        with recording() as launched:
-            out.sum().backward()
-        assert MAIN not in [kernel.entry for kernel in launched]
+    x = q.clone().requires_grad_()
+    out = flexc.attention(x, k, v, score_mod=scores.relative_bias(table))
+    with recording() as launched:
+        out.sum().backward()
+    assert MAIN not in [kernel.entry for kernel in launched]

@@ -10,6 +10,7 @@ import torch
 
 from flexc import masks, scores
 from flexc.choice import backward_parts, takes_hopper_backward, why_portable_backward
+from flexc.codegen.backward_plan import lower_backward
 from flexc.codegen.backward_spec import BackwardSpec, Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import make_hopper_backward_plan, shared_memory
 from flexc.codegen.target import TARGETS
@@ -39,7 +40,6 @@ def _qkv(q_len: int = 200, kv_len: int = 200, dim: int = 128) -> tuple[torch.Ten
         ({"head_dim": 192}, "above 128"),
         ({"head_dim": 128, "head_dim_v": 64}, "different widths"),
         ({"storage": Storage.FP32}, "16-bit"),
-        ({"dropout": True}, "dropout"),
         ({"aligned": False}, "16 bytes"),
     ],
 )
@@ -75,6 +75,9 @@ LEARNED: dict[str, tuple[Mod, str | None]] = {
 def test_which_captured_tensors_get_gradients(name: str) -> None:
     score, words = LEARNED[name]
     why = why_portable_backward(_learned(score), "sm90", ())
+    assert (why is None) if words is None else (words in str(why))
+    why = why_portable_backward(replace(_learned(score), deterministic=True), "sm90", ())
+    words = "of heads, and deterministic" if name == "by_head" else words
     assert (why is None) if words is None else (words in str(why))
 
 
@@ -159,6 +162,29 @@ def test_deterministic_ones_add_dq_up_in_order() -> None:
             plan.key() != make_hopper_backward_plan(replace(main, deterministic=False), TARGETS["sm90"]).key()
         )
     assert not make_hopper_backward_plan(_backward(masks.causal), TARGETS["sm90"]).ordered
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_dropout_takes_tiles_that_leave_registers(dim: int) -> None:
+    plan = make_hopper_backward_plan(_backward(head_dim=dim, dropout=True), TARGETS["sm90"])
+    assert (plan.tiles.block_q, plan.in_turns, plan.late) == (64, True, True)
+    assert "random words" in plan.explain()
+    without = make_hopper_backward_plan(_backward(head_dim=dim), TARGETS["sm90"])
+    assert "random words" not in without.explain()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_dropout_is_no_reason_for_portable_kernels(deterministic: bool) -> None:
+    found = replace(_backward(masks.causal, dropout=True), deterministic=deterministic)
+    assert why_portable_backward(found, "sm90", ()) is None
+
+
+def test_repairs_drop_what_the_hopper_kernel_drops() -> None:
+    parts = backward_parts(_backward(masks.causal, dropout=True), "sm90", (), hopper=True)
+    readers = {Entry.HOPPER, Entry.KV, Entry.Q}
+    for spec, entry in parts:
+        names = [a.name for a in lower_backward(spec, entry, TARGETS["sm90"]).arguments]
+        assert ("seed_ptr" in names) == (entry in readers)
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -5,52 +5,33 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexc.philox import kept, random_words, survivors_weight
+from flexc.philox import LEVELS, dropped_of, kept, random_words, survivors_weight
 
 ONES = 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(
-    ("counter", "key", "words"),
+    ("rounds", "counter", "key", "words"),
     [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
+        (7, (0, 0), 0, (0x257A3673, 0xCD26BE2A)),
+        (7, (ONES, ONES), ONES, (0xAB302C4D, 0x3DC9D239)),
+        (7, (0x243F6A88, 0x85A308D3), 0x13198A2E, (0xBEDBBE6B, 0xE4C770B3)),
+        (10, (0, 0), 0, (0xFF1DAE59, 0x6CD10DF2)),
+        (10, (ONES, ONES), ONES, (0x2C3F628B, 0xAB4FD7AD)),
+        (10, (0x243F6A88, 0x85A308D3), 0x13198A2E, (0xDD7CE038, 0xF62A4C12)),
     ],
 )
-def test_published_vectors(
-    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
+def test_published_vectors(rounds: int, counter: tuple[int, int], key: int, words: tuple[int, int]) -> None:
     """Those that the authors' library comes with."""
-    assert tuple(int(word) for word in random_words(key[0] | key[1] << 32, counter, rounds=10)) == words
+    assert tuple(int(word) for word in random_words(key, *counter, rounds=rounds)) == words
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
-        ((ONES,) * 4, (ONES,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
-        ),
-    ],
-)
-def test_published_vectors_of_seven_rounds(
-    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
-    assert tuple(int(word) for word in random_words(key[0] | key[1] << 32, counter)) == words
-
-
-def test_four_words_belong_to_rows_and_columns_eight_apart() -> None:
-    words = random_words(99, (5, 3, 2, 0))
-    keep = kept(99, 0.5, torch.tensor(2), torch.tensor([[3], [11]]), torch.tensor([5, 13]))
-    assert keep.flatten().tolist() == [bool(word >= 2**31) for word in words]
+def test_halves_of_two_words_belong_to_rows_and_columns_eight_apart() -> None:
+    key, offset = random_words(99, 2, 7)
+    words = random_words(key, 3 + offset & ONES, 5)
+    keep = kept(99 | 7 << 32, 0.5, torch.tensor(2), torch.tensor([[3], [11]]), torch.tensor([5, 13]))
+    halves = [half for word in words for half in (int(word) & 0xFFFF, int(word) >> 16)]
+    assert keep.flatten().tolist() == [half >= 2**15 for half in halves]
 
 
 def test_pairs_are_kept_independently_and_as_often_as_asked() -> None:
@@ -73,5 +54,42 @@ def test_the_ends() -> None:
     one, pairs = torch.zeros(1), torch.arange(1000)
     assert kept(7, 0.0, one, one, pairs).all()
     assert not kept(7, 1.0, one, one, pairs).any()
+    assert survivors_weight(0.0) == 1.0
     assert survivors_weight(1.0) == 0.0
     assert survivors_weight(0.75) == 4.0
+
+
+def test_probabilities_are_rounded_and_the_expected_sum_stays() -> None:
+    for probability in (1e-9, 0.1, 1 / 3, 0.99, 1 - 1e-9):
+        dropped = dropped_of(probability)
+        assert abs(dropped / LEVELS - probability) <= 0.5 / LEVELS
+        assert survivors_weight(probability) * (LEVELS - dropped) == pytest.approx(
+            LEVELS if dropped < LEVELS else 0
+        )
+
+
+def test_neighbours_and_heads_are_independent() -> None:
+    """Pairs that share a word, that are next to each other, or of other heads agree as often as by chance."""
+    probability = 0.3
+    keep = kept(
+        2**40 + 5,
+        probability,
+        torch.arange(4).view(4, 1, 1),
+        torch.arange(512).view(512, 1),
+        torch.arange(512),
+    )
+    agree = probability**2 + (1 - probability) ** 2
+    for h, q, kv in (
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 0, 8),
+        (0, 8, 0),
+        (0, 8, 8),
+        (0, 16, 0),
+        (0, 0, 64),
+        (1, 0, 0),
+        (2, 0, 8),
+    ):
+        one, other = keep[h:, q:, kv:], keep[: 4 - h, : 512 - q, : 512 - kv]
+        deviation = (agree * (1 - agree) / one.numel()) ** 0.5
+        assert abs(float((one == other).double().mean()) - agree) < 5 * deviation, (h, q, kv)

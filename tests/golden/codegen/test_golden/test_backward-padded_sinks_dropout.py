@@ -92,17 +92,41 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @triton.jit
+def philox(key, x, y):
+    """Two words of random bits for two words and a key: Philox2x32-7."""
+    for _ in tl.static_range(7):
+        product = x.to(tl.uint64) * 0xD256D193
+        x = (product >> 32).to(tl.uint32) ^ key ^ y
+        y = product.to(tl.uint32)
+        key += 0x9E3779B9
+    return x, y
+
+
+@triton.jit
+def words_of(seed, stream, q_half, kv_half):
+    """Words for rows and columns that are 8 apart, by the eights of the rows, then by those of the columns.
+
+    Their upper halves are random. A stream has a key and an offset of its own.
+    """
+    key, offset = philox(seed.to(tl.uint32), stream.to(tl.uint32), (seed >> 32).to(tl.uint32))
+    early, late = philox(key, q_half.to(tl.uint32) + offset, kv_half.to(tl.uint32))
+    return early << 16, early, late << 16, late
+
+
+@triton.jit
 def kept(seed, stream, q_start, kv_start, dropped_below):
-    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
+    """Whether each pair of a tile keeps its weight, by random bits of its own.
 
     One call has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16.
     """
     q_half = q_start // 2 + tl.arange(0, BLOCK_Q // 2)
     kv_half = kv_start // 2 + tl.arange(0, BLOCK_KV // 2)
-    word_0, word_1, word_2, word_3 = tl.philox(seed, kv_half[None, :], q_half[:, None], stream, 0, n_rounds=7)
+    word_0, word_1, word_2, word_3 = words_of(seed, stream, q_half[:, None], kv_half[None, :])
+    # With a probability of 1 the bound is 2**32: what little that keeps has no weight.
+    bound = tl.minimum(dropped_below, 0xFFFFFFFF).to(tl.uint32)
     # By the eights of the columns, then by those of the rows.
-    above = tl.join(word_0.to(tl.int64) >= dropped_below, word_1.to(tl.int64) >= dropped_below)
-    below = tl.join(word_2.to(tl.int64) >= dropped_below, word_3.to(tl.int64) >= dropped_below)
+    above = tl.join(word_0 >= bound, word_1 >= bound)
+    below = tl.join(word_2 >= bound, word_3 >= bound)
     both = tl.reshape(tl.join(above, below), [BLOCK_Q // 16, 8, BLOCK_KV // 16, 8, 2, 2])
     return tl.reshape(tl.permute(both, (0, 5, 1, 2, 4, 3)), [BLOCK_Q, BLOCK_KV])
 
@@ -227,17 +251,41 @@ LOG2E = tl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in
 
 
 @triton.jit
+def philox(key, x, y):
+    """Two words of random bits for two words and a key: Philox2x32-7."""
+    for _ in tl.static_range(7):
+        product = x.to(tl.uint64) * 0xD256D193
+        x = (product >> 32).to(tl.uint32) ^ key ^ y
+        y = product.to(tl.uint32)
+        key += 0x9E3779B9
+    return x, y
+
+
+@triton.jit
+def words_of(seed, stream, q_half, kv_half):
+    """Words for rows and columns that are 8 apart, by the eights of the rows, then by those of the columns.
+
+    Their upper halves are random. A stream has a key and an offset of its own.
+    """
+    key, offset = philox(seed.to(tl.uint32), stream.to(tl.uint32), (seed >> 32).to(tl.uint32))
+    early, late = philox(key, q_half.to(tl.uint32) + offset, kv_half.to(tl.uint32))
+    return early << 16, early, late << 16, late
+
+
+@triton.jit
 def kept(seed, stream, q_start, kv_start, dropped_below):
-    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
+    """Whether each pair of a tile keeps its weight, by random bits of its own.
 
     One call has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16.
     """
     q_half = q_start // 2 + tl.arange(0, BLOCK_Q // 2)
     kv_half = kv_start // 2 + tl.arange(0, BLOCK_KV // 2)
-    word_0, word_1, word_2, word_3 = tl.philox(seed, kv_half[:, None], q_half[None, :], stream, 0, n_rounds=7)
+    word_0, word_1, word_2, word_3 = words_of(seed, stream, q_half[None, :], kv_half[:, None])
+    # With a probability of 1 the bound is 2**32: what little that keeps has no weight.
+    bound = tl.minimum(dropped_below, 0xFFFFFFFF).to(tl.uint32)
     # By the eights of the columns, then by those of the rows.
-    above = tl.join(word_0.to(tl.int64) >= dropped_below, word_2.to(tl.int64) >= dropped_below)
-    below = tl.join(word_1.to(tl.int64) >= dropped_below, word_3.to(tl.int64) >= dropped_below)
+    above = tl.join(word_0 >= bound, word_2 >= bound)
+    below = tl.join(word_1 >= bound, word_3 >= bound)
     both = tl.reshape(tl.join(above, below), [BLOCK_KV // 16, 8, BLOCK_Q // 16, 8, 2, 2])
     return tl.reshape(tl.permute(both, (0, 5, 1, 2, 4, 3)), [BLOCK_KV, BLOCK_Q])
 

@@ -27,22 +27,20 @@ tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 BLOCK_Q = gl.constexpr(128)  # query rows of a tile
 CONSUMERS = gl.constexpr(2)  # warpgroups that share them
 ROWS = gl.constexpr(64)  # query rows of each
-BLOCK_KV = gl.constexpr(64)  # keys of a step
-STAGES = gl.constexpr(4)  # tiles of keys, and of values, that shared memory holds
+BLOCK_KV = gl.constexpr(128)  # keys of a step
+STAGES = gl.constexpr(2)  # tiles of keys, and of values, that shared memory holds
 PADDED_DIM = gl.constexpr(128)  # head dimension of q and k, to a power of two
 PADDED_DIM_V = gl.constexpr(128)  # head dimension of v, to a power of two
 Q_BYTES = gl.constexpr(16384)  # of one warpgroup's rows
-K_BYTES = gl.constexpr(16384)  # of a tile of keys
-V_BYTES = gl.constexpr(16384)  # of a tile of values
+K_BYTES = gl.constexpr(32768)  # of a tile of keys
+V_BYTES = gl.constexpr(32768)  # of a tile of values
 Q_TILES = gl.constexpr(2)  # tiles of query rows that shared memory holds
 PARTS = gl.constexpr(8)  # in which columns of a row are looked at: a thread has two of them
 TILES = gl.constexpr(4)  # tiles of queries that the loading warp may be ahead of the others
-TOLD = gl.constexpr(5)  # numbers that the loading warp tells the others of each
+TOLD = gl.constexpr(6)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(65536)  # keys with values that fit the L2 cache together
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of q, k, v and out
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
-SKIP_FIRST = gl.constexpr(2)  # tiles of keys that a warpgroup may pass over at first
-SKIP_LAST = gl.constexpr(1)  # and at last
 HEAD_DIM = gl.constexpr(128)  # of which these exist
 HEAD_DIM_V = gl.constexpr(128)  # and these
 FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
@@ -68,34 +66,66 @@ def corners(tile):
 
 
 @gluon.jit
-def kept(seed, stream, q_idx, kv_idx, dropped_below):
-    """Whether each pair of a tile keeps its weight, by random bits of its own, of Philox4x32-7.
-
-    One counter has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16. Gluon has
-    no Philox.
-    """
-    q_idx, kv_idx = gl.broadcast(q_idx, kv_idx)
-    q_first, _, _, _ = corners(q_idx)
-    kv_first, _, _, _ = corners(kv_idx)
-    key_0 = seed.to(gl.uint32)
-    key_1 = (seed >> 32).to(gl.uint32)
-    word_0 = (kv_first // 16 * 8 + kv_first % 8).to(gl.uint32)
-    word_1 = (q_first // 16 * 8 + q_first % 8).to(gl.uint32)
-    word_2 = stream.to(gl.uint32)
-    word_3 = gl.cast(0, gl.uint32)
+def philox(key, x, y):
+    """Two words of random bits for two words and a key: Philox2x32-7."""
     for _ in gl.static_range(7):
-        first = word_0.to(gl.uint64) * 0xD2511F53
-        second = word_2.to(gl.uint64) * 0xCD9E8D57
-        word_0 = (second >> 32).to(gl.uint32) ^ word_1 ^ key_0
-        word_2 = (first >> 32).to(gl.uint32) ^ word_3 ^ key_1
-        word_1 = second.to(gl.uint32)
-        word_3 = first.to(gl.uint32)
-        key_0 += 0x9E3779B9
-        key_1 += 0xBB67AE85
-    apart = gl.join(gl.join(word_0, word_2), gl.join(word_1, word_3)).permute([0, 4, 1, 2, 5, 3])
-    word = gl.convert_layout(apart.reshape(q_idx.shape), q_idx.type.layout, assert_trivial=True)
+        product = x.to(gl.uint64) * 0xD256D193
+        x = (product >> 32).to(gl.uint32) ^ key ^ y
+        y = product.to(gl.uint32)
+        key += 0x9E3779B9
+    return x, y
+
+
+@gluon.jit
+def words_of(seed, stream, q_half, kv_half):
+    """Words for rows and columns that are 8 apart, by the eights of the rows, then by those of the columns.
+
+    Their upper halves are random. A stream has a key and an offset of its own.
+    """
+    key, offset = philox(seed.to(gl.uint32), stream.to(gl.uint32), (seed >> 32).to(gl.uint32))
+    early, late = philox(key, q_half.to(gl.uint32) + offset, kv_half.to(gl.uint32))
+    return early << 16, early, late << 16, late
+
+
+@gluon.jit
+def surviving(p, word, dropped_below):
+    """Weights, of which those with words below a bound are 0.
+
+    In assembly: else they would be rounded first, one by one, and pairs of them not stay pairs.
+    """
     # With a probability of 1 the bound is 2**32: what little that keeps has no weight.
-    return word >= gl.minimum(dropped_below, 0xFFFFFFFF).to(gl.uint32)
+    bound = gl.minimum(dropped_below, 0xFFFFFFFF).to(gl.uint32)
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred at_least;
+            setp.ge.u32 at_least, $2, $3;
+            selp.f32 $0, $1, 0f00000000, at_least;
+        }
+        """,
+        "=f,f,r,r",
+        [p, word, bound],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def random_words(seed, stream, q_start, rows, kv_start, columns):
+    """A word of random bits for each pair of a tile: what is below a bound drops.
+
+    One call has the words of two rows and two columns, each 8 apart: tiles start at multiples of 16, and `rows`
+    and `columns` count from there.
+    """
+    rows, columns = gl.broadcast(rows, columns)
+    row, _, _, _ = corners(rows)
+    column, _, _, _ = corners(columns)
+    kv_half = (kv_start >> 1) + (column >> 4 << 3 | column & 7)
+    q_half = (q_start >> 1) + (row >> 4 << 3 | row & 7)
+    word_0, word_1, word_2, word_3 = words_of(seed, stream, q_half, kv_half)
+    apart = gl.join(gl.join(word_0, word_2), gl.join(word_1, word_3)).permute([0, 4, 1, 2, 5, 3])
+    return gl.convert_layout(apart.reshape(rows.shape), rows.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -208,8 +238,11 @@ def load_tiles(
         kv_h = h // group
         fresh = 1
         ticket = lane
+        # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
+        # of them see every key, so that no mask applies.
         q_last = gl.minimum(q_start + BLOCK_Q, q_len) - 1
         kv_first = 0
+        full_end = gl.minimum(q_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
         kv_end = gl.minimum(q_last + 1, kv_len)
         # Rows that see no key take one step all the same, and come out as 0.
         blind = kv_first >= kv_end
@@ -222,6 +255,7 @@ def load_tiles(
         tell(tile_smem.index(at + 2), tile_start)
         tell(tile_smem.index(at + 3), kv_first)
         tell(tile_smem.index(at + 4), kv_end)
+        tell(tile_smem.index(at + 5), full_end)
         mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
         for done in range(0, kv_end - kv_first, BLOCK_KV):
@@ -261,6 +295,7 @@ def load_tiles(
     tell(tile_smem.index(at + 2), 0)
     tell(tile_smem.index(at + 3), 0)
     tell(tile_smem.index(at + 4), 0)
+    tell(tile_smem.index(at + 5), 0)
     mbarrier.arrive(tile_ready.index(taken % TILES), count=1)
     # The last program to end leaves the counters as it found them.
     if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
@@ -343,10 +378,8 @@ def attend_again(
             score = gl.where(allowed, score, float("-inf"))
             p, row_max, alpha = online_softmax(score, to_log2, row_max)
             row_sum = row_sum * alpha + gl.sum(p, 1)
-            survives = kept(
-                seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
-            )
-            p = gl.where(survives, p, 0.0)
+            word = random_words(seed, b * q_heads + h, q_start, rows[:, None], kv_start, columns[None, :])
+            p = surviving(p, word, dropped_below)
 
             seen = gl.max(p, 0) > 0.0
             v = fetch(v_tile, v_stride_s, kv_start, kv_len, dim_v, HEAD_DIM_V, FEW_KEYS, seen)
@@ -397,7 +430,6 @@ def attend(
     taken = 0  # tiles of queries so far
     alive = 1
     keep(lost_smem.index(which * 4), -1)
-    unseen = 0
     while alive == 1:
         # Where the values lie that the tile before still lacks.
         before = (step + STAGES - 1) % STAGES
@@ -409,6 +441,7 @@ def attend(
         q_start = told(tile_smem.index(at + 2))
         kv_first = told(tile_smem.index(at + 3))
         kv_end = told(tile_smem.index(at + 4))
+        full_end = told(tile_smem.index(at + 5))
         alive = gl.where(b < 0, 0, 1)
         b = gl.maximum(b, 0)
         kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
@@ -416,34 +449,6 @@ def attend(
         q_idx = gl.minimum(gl.maximum(q_start + rows, 0), q_len - 1)[:, None]
         to_log2 = scale * LOG2E
         seed = gl.load(seed_ptr)
-
-        # Of these rows alone. Keys that only others of the tile see are passed over, a few tiles at a time: to let
-        # more go by before the last values are added could block the loads that all wait for.
-        tile_first = kv_first
-        tile_last = kv_last
-        own_start = gl.minimum(gl.maximum(q_start + first_row, 0), q_len - 1)
-        # A row sees 0 <= kv_idx < q_idx + 1. These rows visit kv_first to kv_end; from full_first to full_end all
-        # of them see every key, so that no mask applies.
-        q_last = gl.minimum(own_start + ROWS, q_len) - 1
-        kv_first = 0
-        full_end = gl.minimum(own_start + 1, kv_len) // BLOCK_KV * BLOCK_KV
-        kv_end = gl.minimum(q_last + 1, kv_len)
-        kv_last = kv_first + (kv_end - kv_first - 1) // BLOCK_KV * BLOCK_KV
-        kv_first = gl.minimum(
-            gl.maximum(kv_first, tile_first), gl.minimum(tile_first + SKIP_LAST * BLOCK_KV, tile_last)
-        )
-        kv_last = gl.maximum(gl.maximum(kv_last, kv_first), tile_last - SKIP_FIRST * BLOCK_KV)
-        kv_last = gl.minimum(kv_last, tile_last)
-        unseen += (tile_last - kv_last) // BLOCK_KV
-        for _ in range(unseen):
-            slot = step % STAGES
-            other = step // STAGES & 1
-            mbarrier.wait(k_ready.index(slot), other)
-            mbarrier.arrive(k_free.index(slot), count=1)
-            mbarrier.wait(v_ready.index(slot), other)
-            mbarrier.arrive(v_free.index(slot), count=1)
-            step += 1
-        unseen = (kv_first - tile_first) // BLOCK_KV
 
         slot = step % STAGES
         part = which * Q_TILES + taken % Q_TILES
@@ -503,10 +508,8 @@ def attend(
         score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
         p, row_max, alpha = online_softmax(score, to_log2, row_max)
         row_sum = add_weights(row_sum, alpha, p)
-        survives = kept(
-            seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
-        )
-        p = gl.where(survives, p, 0.0)
+        word = random_words(seed, b * q_heads + h, q_start, rows[:, None], kv_start, columns[None, :])
+        p = surviving(p, word, dropped_below)
 
         p = gl.convert_layout(p.to(OPERAND), p_layout)
         tma.store_wait(0)
@@ -528,10 +531,8 @@ def attend(
                 score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
             p, row_max, alpha = online_softmax(score, to_log2, row_max)
             row_sum = add_weights(row_sum, alpha, p)
-            survives = kept(
-                seed, b * q_heads + h, (q_start + rows)[:, None], (kv_start + columns)[None, :], dropped_below
-            )
-            p = gl.where(survives, p, 0.0)
+            word = random_words(seed, b * q_heads + h, q_start, rows[:, None], kv_start, columns[None, :])
+            p = surviving(p, word, dropped_below)
 
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
