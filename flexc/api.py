@@ -172,6 +172,41 @@ def attention(
         )
         if repeated is not None:
             return repeated if return_lse else repeated[0]  # type: ignore[return-value]
+    call = _checked(
+        q, k, v, out, return_lse=return_lse,
+        mask_mod=mask_mod, score_mod=score_mod, block_mask=block_mask, scale=scale, sinks=sinks,
+        dropout_p=dropout_p, deterministic=deterministic, options=options,
+    )  # fmt: skip
+    chosen = choose(backend, call.q.device)
+    result, lse = run(
+        without_own_map(call) if chosen in ON_GPU and block_mask is not None else call,
+        chosen,
+        place if call.q is q and call.k is k and call.v is v else None,
+    )
+    if not return_lse:
+        return result
+    if lse is None:
+        raise AssertionError("a backend returned no lse")
+    return result, lse
+
+
+def _checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    return_lse: bool,
+    mask_mod: Callable[..., Any] | None,
+    score_mod: Callable[..., Any] | None,
+    block_mask: BlockMask | TorchBlockMask | None,
+    scale: float | None,
+    sinks: torch.Tensor | None,
+    dropout_p: float,
+    deterministic: bool,
+    options: Mapping[str, object] | None,
+) -> AttentionCall:
+    """The call that was asked for. Raises one subclass of FlexcError a mistake."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_is_tensor(name, x)
     q, k, v = in_autocast_dtype(q, k, v)
@@ -191,7 +226,7 @@ def attention(
         if block_map is None:  # which may hide them
             check_positions(mods, values, q.shape[2], k.shape[2])
         check_gradients_exist(mods, values)
-    call = AttentionCall(
+    return AttentionCall(
         q=readable(q),
         k=readable(k),
         v=readable(v),
@@ -208,17 +243,6 @@ def attention(
         dropout_seed=new_seed(q.device) if dropout_p else 0,
         deterministic=deterministic,
     )
-    chosen = choose(backend, q.device)
-    result, lse = run(
-        without_own_map(call) if chosen in ON_GPU and block_mask is not None else call,
-        chosen,
-        place if call.q is q and call.k is k and call.v is v else None,
-    )
-    if not return_lse:
-        return result
-    if lse is None:
-        raise AssertionError("a backend returned no lse")
-    return result, lse
 
 
 def _compiled(

@@ -223,12 +223,6 @@ def replay(
         return None, None
     if torch.is_autocast_enabled() and not _has_dtype_of_autocast(q, k, v):
         return None, None
-    needs: tuple[bool, ...] | None = None
-    if torch.is_grad_enabled():
-        needs = (
-            q.requires_grad, k.requires_grad, v.requires_grad, sinks is not None and sinks.requires_grad,
-            deterministic,
-        )  # fmt: skip
     if (sinks is not None and type(sinks) not in PLAIN) or type(dropout_p) not in (float, int):
         return None, None
     score = None if score_mod is None else trace_as(ScoreMod, score_mod)
@@ -248,12 +242,9 @@ def replay(
         None if score is None else id(score.graph),
         None if mask is None else id(mask.graph),
         of_blocks,
-        q.shape, q.stride(), q.dtype, q.get_device(),
-        k.shape, k.stride(), k.dtype, k.get_device(),
-        v.shape, v.stride(), v.dtype, v.get_device(),
-        scale, return_lse, needs, dropout_p, _numbers(values),
-        None if sinks is None else (sinks.shape, sinks.dtype, sinks.get_device()),
-        torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
+        *_facts_of(q, k, v, sinks),
+        scale, return_lse, dropout_p, _numbers(values),
+        deterministic if torch.is_grad_enabled() else None,
         tuple(sorted(options.items())) if options else None,
         torch.cuda.current_device(), backend,
     )  # fmt: skip
@@ -264,6 +255,23 @@ def replay(
         if result is not None:
             return result, None
     return None, Place(key, given, len(values))
+
+
+def _facts_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[object, ...]:
+    """What of the tensors decides a launch: layouts, and who needs a gradient."""
+    needs = None
+    if torch.is_grad_enabled():
+        needs = q.requires_grad, k.requires_grad, v.requires_grad, sinks is not None and sinks.requires_grad
+    return (
+        q.shape, q.stride(), q.dtype, q.get_device(),
+        k.shape, k.stride(), k.dtype, k.get_device(),
+        v.shape, v.stride(), v.dtype, v.get_device(),
+        None if sinks is None else (sinks.shape, sinks.dtype, sinks.get_device()),
+        torch.backends.cuda.matmul.allow_tf32 if q.dtype is torch.float32 else None,
+        needs,
+    )  # fmt: skip
 
 
 def _numbers(values: tuple[Value, ...]) -> tuple[Value, ...]:

@@ -84,15 +84,9 @@ def _replay(
     q, k, v, sinks, seed = tensors[:NAMED]
     captures, n_captures = prepared.captures, step.numbers.n_captures
     captured = tensors[NAMED : NAMED + n_captures] if n_captures else ()
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and type(out) in PLAIN):
-        return None
-    if type(grad_out) not in PLAIN or is_batched(grad_out) or is_batched(grad_lse):
+    if not _serves(prepared, q, k, v, out, grad_out) or is_batched(grad_out) or is_batched(grad_lse):
         return None
     if n_captures and not captures.hold(captured):
-        return None
-    if (prepared.reads_map or captures.needs_copies) and torch.cuda.is_current_stream_capturing():
-        return None
-    if torch.cuda.current_device() != q.get_device() or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15:
         return None
     if grad_out.dtype is not q.dtype or grad_out.data_ptr() & 15 or grad_lse is not None:
         grad_out, grad_lse = as_kernels_read(q, grad_out, grad_lse)
@@ -116,6 +110,24 @@ def _replay(
     for place, grad in zip(places, found, strict=True):
         grads[place] = grad
     return grads
+
+
+def _serves(
+    prepared: Prepared,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    grad_out: torch.Tensor,
+) -> bool:
+    """Whether these are tensors of the kind and place that the call was prepared with."""
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and type(out) in PLAIN):
+        return False
+    if type(grad_out) not in PLAIN or torch.cuda.current_device() != q.get_device():
+        return False
+    if (prepared.reads_map or prepared.captures.needs_copies) and torch.cuda.is_current_stream_capturing():
+        return False
+    return not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
 
 
 def _record(

@@ -21,6 +21,8 @@ from flexc.gpu_facts import matrix_rate
 
 INPUT_SETS = 3
 
+Calls = list[Callable[[], object]]
+
 
 def choose_peers(names: Sequence[str]) -> tuple[Peer, ...]:
     """The named peers, all of them for no names; raises UnknownOption for a name that does not exist."""
@@ -60,24 +62,16 @@ def run_cell(
     golden = make_golden(case, problem, inputs[0], backward=backward)
     fraction = share(case, problem)
     entries: dict[str, Entry] = {}
-    calls: dict[str, list[Callable[[], object]]] = {}
+    calls: dict[str, Calls] = {}
     for peer in peers:
         if peer.only_backward and not backward:
             continue
         if peer.name in absent:
             entries[peer.name] = Entry(peer.name, note=absent[peer.name])
             continue
-        entry, run, errors = _first_call(peer, case, problem, inputs[0], golden, backward=backward)
-        if run is not None:
-            if golden.accepts(errors):
-                calls[peer.name] = [
-                    backward_of(run, each) if backward else partial(run, *each) for each in inputs
-                ]
-                entry = replace(entry, kernels=kernels_of(calls[peer.name][0]))
-            else:
-                plain = _listed(golden.plain_errors)
-                entry = replace(entry, note=f"wrong: error {_listed(errors)}, plain PyTorch {plain}")
-        entries[peer.name] = entry
+        entries[peer.name], right = _checked(peer, case, problem, inputs, golden, backward=backward)
+        if right:
+            calls[peer.name] = right
     left = None if seconds is None else seconds - (time.perf_counter() - before)
     flops = _flops(problem, fraction, backward=backward)
     peak = _peak(problem)
@@ -97,6 +91,26 @@ def run_cell(
         plain_error=golden.plain_error,
         entries=tuple(entries.values()),
     )
+
+
+def _checked(
+    peer: Peer,
+    case: Case,
+    problem: Problem,
+    inputs: Sequence[Inputs],
+    golden: Golden,
+    *,
+    backward: bool,
+) -> tuple[Entry, Calls]:
+    """What is known of a peer before it is timed, and its calls with each input: none if it is wrong."""
+    entry, run, errors = _first_call(peer, case, problem, inputs[0], golden, backward=backward)
+    if run is None:
+        return entry, []
+    if not golden.accepts(errors):
+        plain = _listed(golden.plain_errors)
+        return replace(entry, note=f"wrong: error {_listed(errors)}, plain PyTorch {plain}"), []
+    calls: Calls = [backward_of(run, each) if backward else partial(run, *each) for each in inputs]
+    return replace(entry, kernels=kernels_of(calls[0])), calls
 
 
 def _flops(problem: Problem, fraction: float, *, backward: bool) -> float:
