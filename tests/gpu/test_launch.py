@@ -78,6 +78,8 @@ def test_threads_share_kernels() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         outs = list(pool.map(run, range(64)))
+    for out, (q, k, v) in zip(outs, inputs, strict=False):
+        golden(q, k, v, mask_mod=masks.causal).check(out)
     for index, out in enumerate(outs):
         assert torch.equal(out, outs[index % 4])
 
