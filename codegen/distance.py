@@ -97,6 +97,11 @@ def pair_loads(score: Expr | None, mask: Expr | None) -> int:
     return sum(node.op is Op.LOAD and levels[node] is Placement.ELEMENT for node in nodes)
 
 
+def only_adds_by_distance(score: Expr) -> bool:
+    """Whether `score` is that of the products and a summand that is read by distance."""
+    return score.op is Op.ADD and set(score.args) == {input_(Input.SCORE), *reads_by_distance(score)}
+
+
 def inputs_beside(root: Expr, leaves: Collection[Expr]) -> frozenset[Input]:
     """The inputs that `root` reads other than through `leaves`."""
     nodes = [node for node in topological(root, leaves=leaves) if node not in leaves]

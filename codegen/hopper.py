@@ -203,7 +203,7 @@ def _view(
     hoisting = Hoisting(
         spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots, by_distance=distances
     )
-    shared = by_distance(hoisting.vectors, plan.tiles.block_kv, is_by_keys=False)
+    shared = by_distance(hoisting.vectors, plan.tiles.block_kv, is_by_keys=False, waits=plan.consumers > 2)
     bounds = None if ranges is None else tile_bounds(ranges, hoisting)
     score_lines = hoisting.column_lines(score)
     mask_lines = hoisting.column_lines(allowed)

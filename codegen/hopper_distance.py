@@ -17,7 +17,8 @@ class ByDistance:
     """The vectors of a kernel, and the tile of a warpgroup that they are spread over: its sizes by name.
 
     `is_by_keys`: its rows are keys. A thread's numbers of a tile, joined two by two, have the shape
-    `spread_shape`; `spread_order` says how its dimensions are those of the tile.
+    `spread_shape`; `spread_order` says how its dimensions are those of the tile. `waits`: threads exchange
+    values when the scores are there, not before, since few registers are free.
     """
 
     vectors: tuple[Vector, ...]
@@ -26,14 +27,22 @@ class ByDistance:
     columns: str
     spread_shape: tuple[int, ...]
     spread_order: tuple[int, ...]
+    waits: bool
 
     @property
     def calls(self) -> tuple[str, ...]:
         """The calls that compute them for a window of distances."""
         return tuple(vector.call for vector in self.vectors)
 
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """The shape of a thread's numbers, bit by bit."""
+        return (128, *self.spread_shape[3:])
 
-def by_distance(vectors: Sequence[Vector], columns: int, *, is_by_keys: bool) -> ByDistance:
+
+def by_distance(
+    vectors: Sequence[Vector], columns: int, *, is_by_keys: bool, waits: bool = False
+) -> ByDistance:
     """Those of a tile of 64 rows and `columns`, in Gluon's words.
 
     A tile is warps, threads down and across, the columns' blocks of 8 bit by bit, and in these two columns of
@@ -48,6 +57,7 @@ def by_distance(vectors: Sequence[Vector], columns: int, *, is_by_keys: bool) ->
         columns="BLOCK_Q" if is_by_keys else "BLOCK_KV",
         spread_shape=(4, 8, 4, *(2,) * (bits + 2)),
         spread_order=(0, bits + 4, 1, *blocks, 2, bits + 3),
+        waits=waits,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from flexc.codegen.blocks import ranges_of
-from flexc.codegen.distance import pair_loads
+from flexc.codegen.distance import only_adds_by_distance, pair_loads
 from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
@@ -132,6 +132,12 @@ def moves_on(spec: AttentionSpec) -> bool:
     return trend(band.first).rises and trend(band.end).rises
 
 
+def _is_bias_alone(spec: AttentionSpec) -> bool:
+    """Whether the only mod is a bias by distance."""
+    is_bias = spec.score is not None and only_adds_by_distance(spec.score)
+    return is_bias and spec.mask is None and spec.packed_heads == 1 and not spec.dropout
+
+
 def _loads(spec: AttentionSpec) -> int:
     """How many entries of captured tensors are read for each pair. Several heads share no distances."""
     return element_loads(spec) if spec.packed_heads > 1 else pair_loads(spec.score, spec.mask)
@@ -140,9 +146,11 @@ def _loads(spec: AttentionSpec) -> int:
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
     wide = 64 if widest == 256 or _loads(spec) or (spec.dropout and widest > 128) else 128
-    # Three consumers have few registers each: enough for narrow heads without a score_mod (on an H200).
+    # Three consumers have few registers each: enough for narrow heads without a score_mod, or with a bias by
+    # distance alone (on an H200).
     # The blocks of maps are powers of two.
-    plain = spec.score is None and spec.blocks is not Blocks.MAP and not spec.dropout
+    simple = spec.score is None or _is_bias_alone(spec)
+    plain = simple and spec.blocks is not Blocks.MAP and not spec.dropout
     most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
@@ -199,7 +207,8 @@ def _plan(
     rescue = spec.mask is not None
     # The next two as measured on an H200: neither helps where there is nothing but products and softmax.
     sums_in_parts = rescue or spec.score is not None
-    values_late = rescue and consumers == 3 and tiles.block_kv == 128
+    values_late = (rescue and consumers == 3) or (_is_bias_alone(spec) and consumers == 2)
+    values_late = values_late and tiles.block_kv == 128
     return HopperPlan(
         target=target,
         tiles=tiles,

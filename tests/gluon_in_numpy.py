@@ -276,6 +276,7 @@ def _language() -> Any:
         arange=lambda first, end, layout: _tile(np.arange(first, end, dtype=np.int32)),
         full=lambda shape, value, dtype, layout: _tile(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype, layout: _tile(np.zeros(shape, dtype)),
+        split=lambda x: (_tile(x[..., 0]), _tile(x[..., 1])),
         join=lambda x, y: _tile(np.stack([x, y], -1)),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         cdiv=lambda a, b: _tile(-(-np.asarray(a) // b)),

@@ -11,6 +11,7 @@ from flexc.codegen.distance import (
     inputs_beside,
     is_of_distance,
     of_distance,
+    only_adds_by_distance,
     pair_loads,
     reads_by_distance,
 )
@@ -114,6 +115,15 @@ def test_loads_of_pairs() -> None:
     )
     assert pair_loads(SCORE, load(3, (unary(Op.ABS, D),), DType.BOOL)) == 1, "of masks nothing is"
     assert pair_loads(None, None) == 0
+
+
+def test_biases_alone() -> None:
+    assert only_adds_by_distance(_add(SCORE, BIAS))
+    assert only_adds_by_distance(_add(CLAMPED, SCORE))
+    assert not only_adds_by_distance(_add(SCORE, load(2, (Q, KV), DType.F32)))
+    assert not only_adds_by_distance(_add(_add(SCORE, BIAS), cast(KV, DType.F32)))
+    assert not only_adds_by_distance(binary(Op.MUL, SCORE, BIAS))
+    assert not only_adds_by_distance(SCORE)
 
 
 def test_what_is_computed_elsewhere_is_no_part_of_rows_and_columns() -> None:

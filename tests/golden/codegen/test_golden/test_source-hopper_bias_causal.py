@@ -487,6 +487,15 @@ def attend(
             )
             table_h_windows = table_h_windows + (of_window,)
 
+        table_h_ahead = ()
+        for i in gl.static_range(BLOCK_KV // 32 + 1):
+            q_idx_of = distances(q_start + first_row - kv_start + BLOCK_KV, q_len, kv_len, i)
+            kv_idx_of = q_idx_of * 0
+            of_window = table_h_of(
+                h, q_idx_of, kv_idx_of, last, middle, table_ptr, table_size_0, table_size_1, table_stride_0
+            )
+            table_h_ahead = table_h_ahead + (of_window,)
+
         mbarrier.arrive(k_free.index(slot), count=1)
         if taken > 0:
             at = (taken + TILES - 1) % TILES * TOLD
@@ -537,6 +546,7 @@ def attend(
         row_sum = add_weights(row_sum, alpha, p)
 
         p = gl.convert_layout(p.to(OPERAND), p_layout)
+        table_h_windows = table_h_ahead
         tma.store_wait(0)
         mbarrier.arrive(q_free.index(which * Q_TILES + (taken + 1) % Q_TILES), count=1, pred=taken > 0)
 
@@ -549,9 +559,10 @@ def attend(
             before = (step - 1) % STAGES
             mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
-            table_h_windows = ()
+            # For the next step: from memory, they come too late for this one.
+            table_h_ahead = ()
             for i in gl.static_range(BLOCK_KV // 32 + 1):
-                q_idx_of = distances(q_start + first_row - kv_start, q_len, kv_len, i)
+                q_idx_of = distances(q_start + first_row - kv_start + BLOCK_KV, q_len, kv_len, i)
                 kv_idx_of = q_idx_of * 0
                 of_window = table_h_of(
                     h,
@@ -564,7 +575,7 @@ def attend(
                     table_size_1,
                     table_stride_0,
                 )
-                table_h_windows = table_h_windows + (of_window,)
+                table_h_ahead = table_h_ahead + (of_window,)
 
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
@@ -577,6 +588,7 @@ def attend(
             p, row_max, alpha = online_softmax(score, to_log2, row_max)
             row_sum = add_weights(row_sum, alpha, p)
 
+            table_h_windows = table_h_ahead
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
             acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
