@@ -2,15 +2,21 @@
 
 With one query row, a tile of 64 or 128 rows is empty but for one. Where `group` query heads read the same
 keys and values, their rows make one tile, which reads these once instead of `group` times.
+
+Tiles of the portable kernels may be small. Those of the Hopper kernel have 64 rows or more: its rows are few
+where tiles of one head would be emptier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
+from flexc.codegen.hoisting import score_form
 from flexc.ir.expr import inputs_of
 from flexc.ir.ops import Input
+from flexc.ir.place import Placement, place
 from flexc.ir.spec import AttentionSpec
 
 FEW = 64
@@ -18,6 +24,12 @@ FEW = 64
 _SMALL, _LARGE = 16, 64
 _LARGE_WIDE = 32
 """For head dimensions above 128, whose tiles of 64 rows have too few registers on most GPUs."""
+_GROUP, _USUAL = 64, 128
+"""Rows of the Hopper kernel's tiles: of one warpgroup, and of two, as most tiles have."""
+_FULLER = 0.8
+"""Rows of packed tiles, of those of usual ones, at most: packed ones cost a little more each."""
+LONGEST_FEW = 4 * _USUAL
+"""Of longer queries, usual tiles are always fuller than that."""
 
 
 def for_few_rows(
@@ -41,6 +53,36 @@ def for_few_rows(
     wanted = heads * (1 << (q_len - 1).bit_length())
     rows = min((_SMALL if wanted <= _SMALL else most) // heads, spec.max_block_q)
     return replace(spec, few_rows=rows, packed_heads=heads)
+
+
+def for_few_rows_on_hopper(
+    spec: AttentionSpec, q_len: int, group: int, map_heads: int, options: Mapping[str, object]
+) -> AttentionSpec:
+    """`spec` with tiles of the Hopper kernel that have rows of all heads of a group, where these are fuller.
+
+    Itself where they are not, or can't be; see `for_few_rows`.
+    """
+    heads = 1 << (group - 1).bit_length()
+    if q_len < 1 or not 1 < heads <= _GROUP or "block_q" in options or spec.dropout:
+        return spec
+    if _differ(spec, map_heads) or _has_keys_of_heads(spec):
+        return spec
+    tile = _GROUP if heads * q_len <= _GROUP else _USUAL
+    rows = tile // heads
+    packed, usual = tile * -(-q_len // rows), group * _USUAL * -(-q_len // _USUAL)
+    if packed > _FULLER * usual or spec.max_block_q % rows:
+        return spec
+    return replace(spec, few_rows=rows, packed_heads=heads)
+
+
+@lru_cache(maxsize=256)
+def _has_keys_of_heads(spec: AttentionSpec) -> bool:
+    """Whether a part of the score is of a key and a head: what a key has is loaded once for all rows."""
+    score, _ = score_form(spec)
+    if score is None:
+        return False
+    parts = (node for node, level in place(score).items() if level is Placement.COLUMN)
+    return any(Input.H in inputs_of(node) for node in parts)
 
 
 def _differ(spec: AttentionSpec, map_heads: int) -> bool:

@@ -16,7 +16,8 @@ from flexc.codegen.hopper_constants import ELEMENT, constants_of
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
 from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
-from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.hopper_plan import HopperPlan
+from flexc.codegen.hopper_rows import TileRows, block_of_rows, tile_rows
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others, target_of
 from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.nearness import near_form
@@ -49,6 +50,11 @@ _LAUNCH = (
     "Launch any number of programs: they share cdiv(q_len, BLOCK_Q) * q_heads * batch",
     "tiles. num_warps=4; the roles that are not the program's own have warps besides.",
 )
+_LAUNCH_PACKED = (
+    "Launch any number of programs: they share",
+    "cdiv(q_len, BLOCK_Q) * (q_heads // group) * batch",
+    *_LAUNCH[1:],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,9 @@ class _Forward(Preamble):
     """Parts of distances, in indices that count from the first key of a step."""
     score_column_lines: tuple[str, ...]
     mask_column_lines: tuple[str, ...]
+    rows: TileRows
+    reads_heads: bool
+    """Something is read of each row's head."""
     mods_read_rows: bool
     mods_read_columns: bool
     columns_again: bool
@@ -152,24 +161,25 @@ def hopper_module(spec: AttentionSpec, plan: HopperPlan, sources: tuple[ModSourc
 def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ...]) -> tuple[Argument, ...]:
     """Those of the portable kernel, the batch, and a TMA descriptor each of q, k, v and out.
 
-    A descriptor's type says its block: batch, head, rows, columns. Its value is made from the tensor.
+    A descriptor's type says its block: batch, head, rows, columns; where a tile has rows of several heads,
+    batch, head of keys, its query heads, rows, columns. Its value is made from the tensor.
     """
-    keys = plan.tiles.block_kv
+    keys = (1, 1, plan.tiles.block_kv)
     dims, dims_v = (
         (spec.head_dim, plan.padded_dim, plan.tails[0]),
         (spec.head_dim_v, plan.padded_dim_v, plan.tails[1]),
     )
     tensors = (
-        ("q", Source.Q_DESCRIPTOR, ROWS, dims),
+        ("q", Source.Q_DESCRIPTOR, block_of_rows(plan), dims),
         ("k", Source.K_DESCRIPTOR, keys, dims),
         ("v", Source.V_DESCRIPTOR, keys, dims_v),
-        ("out", Source.OUT_DESCRIPTOR, ROWS, dims_v),
+        ("out", Source.OUT_DESCRIPTOR, block_of_rows(plan), dims_v),
     )
     descriptors = []
-    for name, source, rows, (dim, whole, tail) in tensors:
+    for name, source, block, (dim, whole, tail) in tensors:
         for part, columns in ((f"{name}_desc", whole - tail), (f"{name}_tail_desc", tail)):
             if columns:
-                kind = descriptor_type(spec.q_storage.value, (1, 1, rows, columns))
+                kind = descriptor_type(spec.q_storage.value, (*block, columns))
                 descriptors.append(Argument(part, kind, source, dimension=dim))
     ranges = ranges_of(spec)
     return (
@@ -189,7 +199,8 @@ def _view(
 ) -> _Forward:
     score, factor = score_form(spec)
     allowed = mask_form(spec)
-    score, parts = _near(score, allowed)
+    rows = tile_rows(plan)
+    score, parts = _near(score, allowed, packed=rows.packed)
     form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score)
     if form.row is not None and parts & set(topological(form.row)):
         # Of a step's distances, the row's part is new in every step: whatever else it has is not.
@@ -240,7 +251,7 @@ def _view(
     if any(SIGMOID in line for line in emitted):
         helpers |= {"sigmoid"}
     return _Forward(
-        header=header(spec, plan, sources, _LAUNCH),
+        header=header(spec, plan, sources, _LAUNCH_PACKED if rows.packed else _LAUNCH),
         renamed=RENAMED,
         constants=constants_of(spec, plan, keys),
         helpers=tuple(sorted(helpers)),
@@ -261,6 +272,8 @@ def _view(
         mask_column_lines=gluon(mask_lines),
         mods_read_rows=Input.Q_IDX in inputs,
         reads_rows=Input.Q_IDX in inputs or bool(hoisting.row) or spec.dropout,
+        rows=rows,
+        reads_heads=rows.packed and mentions("h", of_tile),
         mods_read_columns=_reads_columns(
             [*score_steps, *mask_steps], [e for e in elements if not (e is mask and near_mask)]
         ),
@@ -296,7 +309,7 @@ def _view(
         told_keys=keys.told_keys,
         load_lines=load_lines,
         load_reads_rows=bounds is not None and bounds.reads_rows,
-        rows_padded=1 << (plan.tiles.block_q - 1).bit_length(),
+        rows_padded=1 << (plan.head_rows - 1).bit_length(),
         stretches=0 if bounds is None else bounds.count,
         stretch_lines=() if bounds is None else gluon(bounds.stretch_lines),
         may_be_blind=spec.blocks is Blocks.RANGES,
@@ -325,9 +338,13 @@ def _view(
     )
 
 
-def _near(score: Expr | None, mask: Expr | None) -> tuple[Expr | None, frozenset[Expr]]:
-    """The score with its distances in parts, if the mask needs none of them and nothing is read at one."""
-    found = None if score is None or reads_by_distance(score) else near_form(score)
+def _near(score: Expr | None, mask: Expr | None, *, packed: bool) -> tuple[Expr | None, frozenset[Expr]]:
+    """The score with its distances in parts, if the mask needs none of them and nothing is read at one.
+
+    `packed`: rows of a tile are of several heads, and nothing is read once a distance.
+    """
+    at_distances = score is not None and not packed and bool(reads_by_distance(score))
+    found = None if score is None or at_distances else near_form(score, by_head=not packed)
     if found is None or (mask is not None and found[1] & set(topological(mask))):
         return score, frozenset()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexc.codegen.hopper_keys import Keys
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.hopper_rows import row_constants
 from flexc.codegen.preamble import LN2, LOG2E, Constant
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
@@ -15,9 +16,7 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
     """The constants of a Hopper forward, in the order of its file."""
     tiles = plan.tiles
     constants = [
-        Constant("BLOCK_Q", tiles.block_q, "query rows of a tile"),
-        Constant("CONSUMERS", plan.consumers, "warpgroups that share them"),
-        Constant("ROWS", ROWS, "query rows of each"),
+        *row_constants(plan),
         Constant("BLOCK_KV", tiles.block_kv, "keys of a step"),
         Constant("STAGES", tiles.num_stages, "tiles of keys, and of values, that shared memory holds"),
         *_dims("DIM", "q and k", plan.padded_dim, plan.tails[0]),

@@ -77,7 +77,7 @@ def keys_of(spec: AttentionSpec, plan: HopperPlan, bounds: Bounds | None) -> Key
     told = [name for name in _BOUNDS if name in map(target_of, bounds.lines)]
     own: tuple[str, ...] = ()
     # Warpgroups whose rows lie within one tile of keys of each other have the same tiles to visit.
-    if plan.tiles.block_q > plan.tiles.block_kv and not bounds.reads_rows:
+    if plan.head_rows > plan.tiles.block_kv and not bounds.reads_rows:
         told = ["kv_first", "kv_end"]
         text = "\n".join(gluon(bounds.lines))
         text = re.sub(r"\bBLOCK_Q\b", "ROWS", re.sub(r"\bq_start\b", "own_start", text))

@@ -10,7 +10,7 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.distance import only_adds_by_distance, pair_loads
 from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
-from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh
+from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, packing
 from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, element_loads
@@ -55,9 +55,9 @@ class HopperPlan(KernelPlan):
 
 
 _TRITON = 'pass backend="triton"'
-_FEW = f'a call of fewer than {FEW} query rows takes other kernels, but with backend="hopper"'
-_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
-"""By consumers; with the producer's they add up to what the block has: 65,536."""
+_FEW = f"a call of fewer than {FEW} query rows takes others, unless rows of several heads fill a tile"
+_REGISTERS = {1: (256, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
+"""By consumers; with the producer's they add up to the 65,536 of a block, or all that threads can have."""
 
 
 def unfit(spec: AttentionSpec, target: Target) -> str | None:
@@ -154,10 +154,12 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
-    if widest == 64 and moves_on(spec) and not spec.dropout:
+    if spec.few_rows:
+        most = spec.few_rows * spec.packed_heads
+    elif widest == 64 and moves_on(spec) and not spec.dropout:
         # Few keys a row: narrow tiles waste less at both ends, and a long ring lets warpgroups drift apart.
         found.append(replace(Tiles(192, 64, 4, 6), **asked))  # type: ignore[arg-type]
-    for block_q, block_kv in product((most, 128), (128, 64)):
+    for block_q, block_kv in product((most, min(most, 128)), (128, 64)):
         if block_kv > wide:
             continue
         tiles = [replace(Tiles(block_q, block_kv, 4, n), **asked) for n in (4, 3, 2)]  # type: ignore[arg-type]
@@ -172,7 +174,7 @@ def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
         return f"query rows come in one to four groups of {ROWS}"
     if not 64 <= tiles.block_kv <= 128:
         return "keys come in tiles of 64 or 128"
-    cut = off_the_map(spec, tiles.block_q, tiles.block_kv)
+    cut = off_the_map(spec, spec.few_rows or tiles.block_q, tiles.block_kv)
     if spec.blocks is Blocks.MAP and cut:
         return cut
     if tiles.num_stages < 2:
@@ -212,7 +214,7 @@ def _plan(
     return HopperPlan(
         target=target,
         tiles=tiles,
-        packed_heads=1,
+        packed_heads=spec.packed_heads,
         padded_dim=padded(spec.head_dim),
         padded_dim_v=padded(spec.head_dim_v),
         tails=(parts(spec.head_dim)[1], parts(spec.head_dim_v)[1]),
@@ -229,6 +231,7 @@ def _plan(
         shared=needed,
         reasons=(
             ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),
+            *packing(spec),
             ("consumers", f"warpgroups of {ROWS} query rows each; one more warp loads for them"),
             ("registers", "a thread's in a consumer and in the producer"),
             (

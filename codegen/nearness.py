@@ -8,7 +8,7 @@ Both are smaller than the indices, so nothing gets less exact.
 from __future__ import annotations
 
 from flexc.ir import build
-from flexc.ir.expr import Expr, rebuild, topological, with_args
+from flexc.ir.expr import Expr, inputs_of, rebuild, topological, with_args
 from flexc.ir.ops import COMPARISONS, Input, Op
 from flexc.ir.place import Placement, place
 from flexc.ir.types import DType
@@ -16,11 +16,12 @@ from flexc.ir.types import DType
 _Q, _KV = (build.cast(build.input_(which), DType.F32) for which in (Input.Q_IDX, Input.KV_IDX))
 
 
-def near_form(score: Expr) -> tuple[Expr, frozenset[Expr]] | None:
+def near_form(score: Expr, *, by_head: bool = True) -> tuple[Expr, frozenset[Expr]] | None:
     """`score` with its distances split into a part of the row and one of the column, and these parts.
 
     Adding the same number to `q_idx` and `kv_idx` in all parts changes nothing. None if the indices as floats
-    are used in another way than in a distance, or not at all.
+    are used in another way than in a distance, or not at all. With `by_head` false, rows of a tile are of
+    several heads: a head's factor of a distance differs from row to row then, and stays where it is.
     """
     nodes = topological(score)
     users = [node for node in nodes if _Q in node.args or _KV in node.args]
@@ -32,13 +33,18 @@ def near_form(score: Expr) -> tuple[Expr, frozenset[Expr]] | None:
     def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if node.op is Op.MUL:
             for factor, distance in (node.args, node.args[::-1]):
-                if distance in users and levels[factor] <= Placement.HEAD:
+                if distance in users and levels[factor] <= Placement.HEAD and (by_head or _is_shared(factor)):
                     left, right = (build.binary(Op.MUL, factor, index) for index in distance.args)
                     parts.update((left, right))
                     return build.binary(Op.SUB, left, right)
         return with_args(node, args)
 
     return rebuild(score, replace), frozenset(parts)
+
+
+def _is_shared(factor: Expr) -> bool:
+    """Whether all heads of a batch have the same."""
+    return Input.H not in inputs_of(factor)
 
 
 _SMALL = 2**30

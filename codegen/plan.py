@@ -116,7 +116,7 @@ def make_plan(
         rescue_nan=rescue,
         reasons=(
             *why_tiles,
-            *_packing(spec),
+            *packing(spec),
             ("precision", why_precision),
             ("fast_tanh", why_tanh),
             ("blocks", why_blocks(spec, capture_names(spec.captures), options.get("blocks"))),
@@ -134,7 +134,7 @@ def _rescue(spec: AttentionSpec, precision: str) -> tuple[bool, str]:
     return False, "no mask"
 
 
-def _packing(spec: AttentionSpec) -> tuple[tuple[str, str], ...]:
+def packing(spec: AttentionSpec) -> tuple[tuple[str, str], ...]:
     """Why rows of several heads share a tile, or why they do not though rows are few."""
     if not spec.few_rows:
         return ()

@@ -10,11 +10,13 @@ import torch
 from flexc.call import AttentionCall
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.design import Design
-from flexc.codegen.few_rows import FEW, for_few_rows
+from flexc.codegen.few_rows import FEW, LONGEST_FEW, for_few_rows, for_few_rows_on_hopper
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.ir.spec import AttentionSpec
 
 Options = tuple[tuple[str, object], ...]
+Rows = tuple[int, int, int]
+"""Query rows of a head, query heads that share keys, and heads of the user's block map, 1 without one."""
 
 _LONGEST_STRIDE = 2**40 - 1
 """Bytes; of a TMA descriptor."""
@@ -28,33 +30,37 @@ def design_for(
     Raises:
         UnsupportedFeature: `backend` names one that can't; the message says why.
     """
-    if backend == "triton":
-        return Design.PORTABLE, for_rows_of(call, spec)
-    why = why_not_hopper(call, spec, target)
+    why = None if backend == "triton" else why_not_hopper(call, spec, target)
     if backend == "hopper" and why is not None:
         raise UnsupportedFeature(
             f'backend="hopper" can\'t serve this call: {why}', hint='backend="auto" takes what can'
         )
-    if backend == "auto" and why is None and call.q.shape[2] < FEW:
-        why = "few rows"
-    if why is None:
-        design = _design(backend, spec, target, call.options)
-        if design is not Design.PORTABLE:
-            return design, spec
-    return Design.PORTABLE, for_rows_of(call, spec)
+    return _suited(backend if why is None else "triton", spec, target, call.options, _rows_of(call))
+
+
+def usual_designs(call: AttentionCall, spec: AttentionSpec, target: str, backend: str) -> tuple[Design, ...]:
+    """The designs whose kernels for any number of rows serve a call, the first choice first."""
+    if backend == "triton" or why_not_hopper(call, spec, target) is not None:
+        return (Design.PORTABLE,)
+    return (Design.HOPPER,) if backend == "hopper" else (Design.HOPPER, Design.PORTABLE)
 
 
 def for_rows_of(call: AttentionCall, spec: AttentionSpec) -> AttentionSpec:
-    """The spec of a call with tiles for few rows, where it has few. Portable kernels alone have such."""
+    """The spec of a call with tiles of portable kernels for few rows, where it has few."""
+    return for_few_rows(spec, *_rows_of(call), dict(call.options))
+
+
+def _rows_of(call: AttentionCall) -> Rows:
     heads = 1 if call.block_map is None else call.block_map.heads
-    group = call.q.shape[1] // max(call.k.shape[1], 1)
-    return for_few_rows(spec, call.q.shape[2], group, heads, dict(call.options))
+    return call.q.shape[2], call.q.shape[1] // max(call.k.shape[1], 1), heads
 
 
 def design_named(
-    backend: str, spec: AttentionSpec, target: str, options: Options
+    backend: str, spec: AttentionSpec, target: str, options: Options, rows: Rows | None = None
 ) -> tuple[Design, AttentionSpec]:
     """The design that `flexc.compile` takes for a spec, and the spec as that design takes it.
+
+    `rows` are those of the calls that the kernel is for; None for any.
 
     Raises:
         UnknownOption: there is no such backend of GPU kernels.
@@ -63,9 +69,43 @@ def design_named(
         raise UnknownOption(
             f"no kernels belong to backend {backend!r}", hint='one of "auto", "triton", "hopper"'
         )
+    if rows is not None:
+        return _suited(backend, spec, target, options, rows)
     if backend == "triton":
         return Design.PORTABLE, spec
     return _design(backend, spec, target, options), spec
+
+
+def _suited(
+    backend: str, spec: AttentionSpec, target: str, options: Options, rows: Rows
+) -> tuple[Design, AttentionSpec]:
+    """The design that serves so many rows, and the spec with its tiles for them."""
+    if backend != "triton":
+        packed = for_few_rows_on_hopper(spec, *rows, dict(options))
+        is_empty = packed is spec and rows[0] < FEW
+        if backend == "hopper" or not is_empty:
+            design = _design(backend, packed, target, options)
+            if design is not Design.PORTABLE:
+                return design, packed
+    return Design.PORTABLE, for_few_rows(spec, *rows, dict(options))
+
+
+def few_lengths(
+    backend: str, spec: AttentionSpec, target: str, options: Options, group: int
+) -> tuple[int, ...]:
+    """Query lengths of calls that have kernels for few rows, one a kernel.
+
+    `group` query heads share keys and values.
+
+    Raises:
+        UnknownOption: as `design_named`.
+    """
+    found: dict[tuple[Design, AttentionSpec], int] = {}
+    for q_len in range(1, LONGEST_FEW + 1):
+        kernel = design_named(backend, spec, target, options, (q_len, group, 1))
+        if kernel[1].few_rows:
+            found.setdefault(kernel, q_len)
+    return tuple(found.values())
 
 
 def _design(backend: str, spec: AttentionSpec, target: str, options: Options) -> Design:
@@ -74,6 +114,7 @@ def _design(backend: str, spec: AttentionSpec, target: str, options: Options) ->
     return Design.HOPPER
 
 
+@lru_cache(maxsize=256)
 def why_portable(spec: AttentionSpec, target: str, options: Options) -> str | None:
     """Why `backend="auto"` takes the portable kernel for a spec; None if it takes the Hopper kernel."""
     from flexc.codegen.hopper_plan import make_hopper_plan, unfit

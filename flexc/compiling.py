@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from flexc.artifact import Artifact
+from flexc.call import Mods
 from flexc.callspec import unit_strides
 from flexc.check import MAX_HEAD_DIM, check_options
-from flexc.choice import design_named
+from flexc.choice import Rows, design_named
 from flexc.codegen.blocks import choose_blocks
-from flexc.errors import UnsupportedDtype, UnsupportedHeadDim
+from flexc.codegen.few_rows import FEW
+from flexc.errors import ShapeMismatch, UnsupportedDtype, UnsupportedHeadDim
 from flexc.frontend.value import STORAGES, Value
 from flexc.ir.graph import ModSource
 from flexc.ir.spec import AttentionSpec
@@ -36,6 +38,8 @@ def compile(
     dropout: bool = False,
     deterministic: bool = False,
     backend: str = "auto",
+    q_len: int | None = None,
+    group: int = 1,
     options: Mapping[str, object] | None = None,
 ) -> Kernel:
     """Compile the attention kernel of these mods. No GPU is needed.
@@ -56,12 +60,65 @@ def compile(
         deterministic: with `backward`, kernels whose gradients are the same bits from run to run; the output
             always is.
         backend: "auto", or the kernels of "triton" or "hopper".
+        q_len: query rows of the calls that it is for. Few have tiles of their own, which calls with more rows
+            can use too, but slowly. None for any number.
+        group: with `q_len`, query heads that share keys and values; their rows may share a tile.
         options: overrides of the plan: block_q, block_kv, num_warps, num_stages, precision, fast_tanh,
             blocks ("map": from a block map, though the mask has a closed form), backward_fused (whether one
             kernel finds the gradients of q, k and v).
 
     Raises:
         FlexcError: what can't be traced, planned or compiled for.
+    """
+    from flexc.build import kernel_for
+
+    checked = check_options(options)
+    _check_rows(q_len, group)
+    mods, values, _ = resolve(score_mod, mask_mod)
+    spec = spec_for(
+        mods,
+        values,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=dtype,
+        return_lse=return_lse or backward,
+        sinks=sinks,
+        dropout=dropout,
+        blocks=dict(checked).get("blocks"),
+    )
+    rows = None if q_len is None else (q_len, group, 1)
+    design, suited = design_named(backend, spec, target, checked, rows)
+    kernel = kernel_for(suited, target, checked, mods.sources, design)
+    parts = (
+        _backward(spec, values, target, checked, mods.sources, backend, rows, deterministic=deterministic)
+        if backward
+        else ()
+    )
+    return Kernel(kernel.artifact, values, parts)
+
+
+def _check_rows(q_len: int | None, group: int) -> None:
+    for name, number in (("q_len", q_len), ("group", group)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ShapeMismatch(f"{name} is {number!r}", hint="a number of at least 1")
+
+
+def spec_for(
+    mods: Mods,
+    values: tuple[Value, ...],
+    *,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    return_lse: bool = False,
+    sinks: bool = False,
+    dropout: bool = False,
+    blocks: object = None,
+) -> AttentionSpec:
+    """The spec of a kernel for any lengths, of mods that captured `values`; the rest as for `compile`.
+
+    Raises:
+        UnsupportedDtype, UnsupportedHeadDim: what no kernel takes.
     """
     if dtype not in _DTYPES:
         raise UnsupportedDtype(
@@ -71,12 +128,8 @@ def compile(
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if not isinstance(size, int) or not 1 <= size <= MAX_HEAD_DIM:
             raise UnsupportedHeadDim(f"{name} is {size!r}", hint=f"head dimensions are 1 to {MAX_HEAD_DIM}")
-    from flexc.build import kernel_for
-
-    checked = check_options(options)
-    mods, values, _ = resolve(score_mod, mask_mod)
     storage = STORAGES[dtype]
-    spec = AttentionSpec(
+    return AttentionSpec(
         score=mods.score,
         mask=mods.mask,
         captures=mods.captures,
@@ -85,24 +138,14 @@ def compile(
         q_storage=storage,
         k_storage=storage,
         v_storage=storage,
-        blocks=choose_blocks(
-            mods.mask, values, given=False, lengths=None, wanted=dict(checked).get("blocks")
-        ),
+        blocks=choose_blocks(mods.mask, values, given=False, lengths=None, wanted=blocks),
         has_sinks=sinks,
-        return_lse=return_lse or backward,
+        return_lse=return_lse,
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
         dropout=dropout,
     )
-    design, suited = design_named(backend, spec, target, checked)
-    kernel = kernel_for(suited, target, checked, mods.sources, design)
-    parts = (
-        _backward(spec, values, target, checked, mods.sources, backend, deterministic=deterministic)
-        if backward
-        else ()
-    )
-    return Kernel(kernel.artifact, values, parts)
 
 
 def _backward(
@@ -112,6 +155,7 @@ def _backward(
     options: tuple[tuple[str, object], ...],
     sources: tuple[ModSource, ...],
     backend: str,
+    rows: Rows | None,
     *,
     deterministic: bool,
 ) -> tuple[Artifact, ...]:
@@ -128,7 +172,8 @@ def _backward(
         slots=slots,
         deterministic=deterministic,
     )
-    hopper = backend != "triton" and why_portable_backward(wanted, target, options) is None
+    is_few = rows is not None and rows[0] < FEW
+    hopper = backend != "triton" and not is_few and why_portable_backward(wanted, target, options) is None
     # One that is launched again, after repairs, is one kernel.
     parts = dict.fromkeys(backward_parts(wanted, target, options, hopper=hopper))
     return tuple(backward_kernel_for(of, entry, target, options, sources).artifact for of, entry in parts)

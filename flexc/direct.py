@@ -128,6 +128,13 @@ def check_fits(
                 f"the kernel counts positions below {SHORT}, where floats keep each; {name} has {x.shape[2]}",
                 hint="call flexc.attention, which takes a kernel for any length",
             )
+    group = q.shape[1] // max(k.shape[1], 1)
+    if 1 < artifact.packed_heads < group:
+        raise ShapeMismatch(
+            f"the kernel was made for up to {artifact.packed_heads} query heads that share keys; q has "
+            f"{group} for each head of k",
+            hint=f"flexc.compile(..., q_len={q.shape[2]}, group={group})",
+        )
     for name, x, source in (("q", q, Source.Q), ("k", k, Source.K), ("v", v, Source.V)):
         if takes[source].divisible and x.numel() and not is_aligned(x):
             raise LayoutMismatch(
@@ -181,6 +188,11 @@ def check_map_fits(
             hint="pass block_mask=mask.block_mask(...)" if walks else "leave out block_mask",
         )
     if block_map is not None:
+        if artifact.packed_heads > 1 and block_map.heads > 1:
+            raise BlockMaskMismatch(
+                "the tiles of the kernel have rows of several heads, and heads of the block mask differ",
+                hint="flexc.compile without q_len",
+            )
         check_block_map(block_map.q_len, block_map.kv_len, block_map.batch, block_map.heads, q, k)
         check_blocks((block_map.block_q, block_map.block_kv), (artifact.block_q, artifact.block_kv))
 

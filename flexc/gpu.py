@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from flexc.block_lists import LEAST_BLOCK_SIZE
 from flexc.call import AttentionCall, Result
 from flexc.callspec import spec_of
-from flexc.choice import design_for, for_rows_of
+from flexc.choice import design_for, for_rows_of, usual_designs
+from flexc.codegen.design import Design
 from flexc.errors import BackendUnavailable
 from flexc.gpu_facts import target_of
-from flexc.ir.spec import Blocks
+from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.launch import Launch
 from flexc.prepared import Place, Prepared, Step, can_keep, keep
 
@@ -41,15 +41,11 @@ def prepare(call: AttentionCall, place: Place, backend: str, step: Step) -> Prep
 
 def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
     """The launch that computes a call, and whether it counts on rows that start at multiples of 16 bytes."""
-    from flexc.build import is_loaded, kernel_for
+    from flexc.build import kernel_for
     from flexc.device_map_cache import effective_device_map
 
-    spec, target = spec_of(call), target_of(call.q.device.index).name
-    design, spec = design_for(call, spec, target, backend)
-    if spec.few_rows and not is_loaded(spec, target, call.options):
-        usual = replace(spec, few_rows=0, packed_heads=1)
-        # A kernel that was loaded serves any number of rows; nothing is compiled then.
-        spec = usual if is_loaded(usual, target, call.options) else spec
+    target = target_of(call.q.device.index).name
+    design, spec = served_by(call, target, backend)
     kernel = kernel_for(spec, target, call.options, call.mods.sources, design)
     block_map = None
     if spec.blocks is Blocks.MAP:
@@ -70,6 +66,22 @@ def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
         dropout_seed=call.dropout_seed,
     )
     return launch, spec.aligned
+
+
+def served_by(call: AttentionCall, target: str, backend: str) -> tuple[Design, AttentionSpec]:
+    """The design and the spec of the kernel that serves a call.
+
+    A kernel that was loaded serves any number of rows: if there is such, none for few rows is compiled.
+    """
+    from flexc.build import is_loaded
+
+    spec = spec_of(call)
+    suited = design_for(call, spec, target, backend)
+    if suited[1].few_rows and not is_loaded(suited[1], target, call.options, suited[0]):
+        for design in usual_designs(call, spec, target, backend):
+            if is_loaded(spec, target, call.options, design):
+                return design, spec
+    return suited
 
 
 def _interpreted(call: AttentionCall, backend: str) -> Result:

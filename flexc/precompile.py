@@ -7,7 +7,8 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from flexc._version import __version__
 from flexc.compiling import compile as compile_kernel
 from flexc.errors import FlexcError, InternalError
-from flexc.modfile import load_mods, load_one
+from flexc.modfile import NamedMods, load_mods, load_one
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -36,12 +37,16 @@ class Job:
     backward: bool = False
     dropout: bool = False
     deterministic: bool = False
+    q_len: int | None = None
+    """Query rows of the calls that it is for, where they are few, of heads in groups of `group`."""
+    group: int = 1
 
     @property
     def folder(self) -> str:
         """Where the kernel goes, below the output folder."""
         parts = "-backward" * self.backward + "-dropout" * self.dropout
         parts += "-deterministic" * self.deterministic
+        parts += "" if self.q_len is None else f"-rows{self.q_len}-group{self.group}"
         return f"{self.name.replace('+', '-')}-{self.target}-d{self.head_dim}-{self.dtype}{parts}"
 
 
@@ -65,20 +70,42 @@ def plan_jobs(
     backward: bool = False,
     dropout: bool = False,
     deterministic: bool = False,
+    groups: Sequence[int] = (),
 ) -> list[Job]:
     """A job for every combination. `FILE.py` without a name stands for all that is decorated in it.
+
+    With `groups`, also those of the kernels for few query rows, of heads in groups of so many.
 
     Raises:
         ModFileError: see `load_mods`.
     """
-    found = [(text.partition(":")[0], named.name) for text in mods for named in load_mods(text)]
-    return [
-        Job(f"{file}:{name}", name, target, head_dim, dtype, backward, dropout, deterministic)
-        for file, name in found
-        for target in targets
-        for head_dim in head_dims
-        for dtype in dtypes
-    ]
+    found = [(text.partition(":")[0], named) for text in mods for named in load_mods(text)]
+    jobs = []
+    for (file, named), target, head_dim, dtype in product(found, targets, head_dims, dtypes):
+        usual = Job(
+            f"{file}:{named.name}", named.name, target, head_dim, dtype, backward, dropout, deterministic
+        )
+        jobs.append(usual)
+        jobs += [
+            replace(usual, q_len=q_len, group=group)
+            for group in groups
+            for q_len in _few_lengths(usual, named, group)
+        ]
+    return jobs
+
+
+def _few_lengths(job: Job, named: NamedMods, group: int) -> tuple[int, ...]:
+    """Query lengths of which each has a kernel of its own; none of mods that no kernel can be made of."""
+    from flexc.choice import few_lengths
+    from flexc.compiling import spec_for
+    from flexc.resolve import resolve
+
+    try:
+        mods, values, _ = resolve(named.score, named.mask)
+        spec = spec_for(mods, values, head_dim=job.head_dim, dtype=DTYPES[job.dtype], dropout=job.dropout)
+        return few_lengths("auto", spec, job.target, (), group)
+    except FlexcError:  # the job of the usual kernel says why
+        return ()
 
 
 def precompile(jobs: Sequence[Job], folder: Path, *, workers: int) -> Iterator[Made]:
@@ -110,6 +137,8 @@ def make(job: Job, folder: Path) -> Made:
             backward=job.backward,
             dropout=job.dropout,
             deterministic=job.deterministic,
+            q_len=job.q_len,
+            group=job.group,
         )
         kernel.save(folder / job.folder)
     except (FlexcError, InternalError, OSError) as error:
@@ -122,7 +151,8 @@ def make(job: Job, folder: Path) -> Made:
 def write_manifest(made: Sequence[Made], folder: Path) -> Path:
     """Writes `manifest.json`: versions, and of each kernel its job, folder, files, resources or error."""
     ordered = sorted(
-        made, key=lambda each: (each.job.mod, each.job.target, each.job.head_dim, each.job.dtype)
+        made,
+        key=lambda each: (each.job.mod, each.job.target, each.job.head_dim, each.job.dtype, each.job.folder),
     )
     kernels = [
         {

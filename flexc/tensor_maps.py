@@ -68,6 +68,7 @@ class TensorMaps:
             pointer, stride, length = _TENSORS[argument.source]
             facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
             encode = _encode_shared if length is Source.KV_LEN else _encode
+            encode = _encode_packed if len(block_of(argument)[1]) > RANK else encode
             self._maps.append(_Map(argument, facts, encode))
 
         self.addresses = frozenset(found.address for found in self._maps)
@@ -140,13 +141,20 @@ def _encode_shared(argument: Argument, address: int, facts: Sequence[int]) -> ct
     return _encode_tensor(argument, address, strides, (argument.dimension, length, heads // group, batch))
 
 
+def _encode_packed(argument: Argument, address: int, facts: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
+    """That of `_encode`, whose heads are two dimensions: groups, and the heads of one."""
+    of_batch, of_head, of_row, length, batch, heads, group = facts
+    lengths = (argument.dimension, length, group, heads // group, batch)
+    return _encode_tensor(argument, address, (of_batch, of_head * group, of_head, of_row), lengths)
+
+
 def _encode_tensor(
     argument: Argument, address: int, strides: Sequence[int], lengths: tuple[int, ...]
 ) -> ctypes.Array[ctypes.c_char]:
     # The driver counts dimensions from the innermost. A dimension of length 1 may have any stride.
     steps = [_ITEM * (s if n > 1 else 8) for s, n in zip(reversed(strides), lengths[1:], strict=True)]
     element, block, swizzle = block_of(argument)
-    box = (swizzle // _ITEM, block[2], 1, 1)
+    box = (swizzle // _ITEM, *block[-2::-1])
     return _described(element, address, lengths, steps, box, swizzle)
 
 

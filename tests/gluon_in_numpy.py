@@ -127,28 +127,38 @@ class Buffer:
 
 
 class Descriptor:
-    """A tensor (B, H, S, D) and the shape of a tile; what lies outside reads as 0 and is not written."""
+    """A tensor (B, H, S, D) and the shape of a tile; what lies outside reads as 0 and is not written.
 
-    def __init__(self, tensor: np.ndarray[Any, Any], rows: int, columns: int) -> None:
+    With `heads`, the tensor is seen as (B, H / group, group, S, D), and a tile has `rows` of each such head.
+    """
+
+    def __init__(
+        self, tensor: np.ndarray[Any, Any], rows: int, columns: int, heads: int = 1, group: int = 1
+    ) -> None:
         self.tensor, self.rows, self.columns, self.layout = tensor, rows, columns, None
+        self.heads, self.group = heads, group
 
-    def window(self, at: list[Any]) -> tuple[np.ndarray[Any, Any], slice, slice, int]:
-        """The rows of the tile that exist, where they are in the tile, and its columns that exist."""
-        b, h, row, column = (int(n) for n in at)
-        of = self.tensor[b, h]
-        first, end = max(row, 0), min(row + self.rows, of.shape[0])
-        end = max(end, first)
-        width = min(self.columns, of.shape[1] - column)
-        return of[first:end, column : column + width], slice(first - row, end - row), slice(0, width), width
+    def windows(self, at: list[Any]) -> Iterator[tuple[np.ndarray[Any, Any], slice, slice]]:
+        """Of each head: the rows of the tile that exist, where they are there, and its columns that exist."""
+        b, h, *members, row, column = (int(n) for n in at)
+        assert members == [0] * (self.heads > 1), "as many numbers as the descriptor has dimensions"
+        for member in range(min(self.heads, self.group)):
+            of = self.tensor[b, h * self.group + member if members else h]
+            first, end = max(row, 0), min(row + self.rows, of.shape[0])
+            end = max(end, first)
+            width = min(self.columns, of.shape[1] - column)
+            place = member * self.rows - row
+            yield of[first:end, column : column + width], slice(first + place, end + place), slice(0, width)
 
 
 def _load_tile(descriptor: Descriptor, at: list[Any], barrier: Barrier, into: Buffer) -> None:
-    values, rows, columns, _ = descriptor.window(at)
-    size = 2 * descriptor.rows * descriptor.columns
+    windows = list(descriptor.windows(at))
+    size = 2 * descriptor.heads * descriptor.rows * descriptor.columns
 
     def land() -> None:
         into.data[...] = 0
-        into.data[rows, columns] = values
+        for values, rows, columns in windows:
+            into.data[rows, columns] = values
         into.fills[...] += 1
         barrier.add(0, -size)
 
@@ -158,8 +168,8 @@ def _load_tile(descriptor: Descriptor, at: list[Any], barrier: Barrier, into: Bu
 
 def _store_tile(descriptor: Descriptor, at: list[Any], tile: Buffer) -> None:
     assert all(int(n) >= 0 for n in at), "a box that begins before a tensor: TMA can't store one"
-    values, rows, columns, _ = descriptor.window(at)
-    values[...] = tile.data[rows, columns]
+    for values, rows, columns in descriptor.windows(at):
+        values[...] = tile.data[rows, columns]
 
 
 class _Product:

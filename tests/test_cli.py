@@ -207,13 +207,33 @@ def test_precompile_deterministic(run: Run, mods: Path, tmp_path: Path) -> None:
     assert rows == ["window", *(f"backward_{part}".rstrip("_") for part in parts)]
 
 
+def test_precompile_for_few_rows(run: Run, mods: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    result = run(
+        *("precompile", f"{mods}:window", "--targets", "sm80,sm90", "--head-dims", 64, "-o", folder),
+        *("--groups", "1,4", "-j", 2),
+    )
+    assert result.code == 0, result.err
+    kernels = json.loads((folder / "manifest.json").read_text())["kernels"]
+    made = {(k["target"], k["group"], k["q_len"]): flexc.load(folder / k["folder"]).artifact for k in kernels}
+    tiles = {key: (artifact.block_q, artifact.packed_heads) for key, artifact in made.items()}
+    few = {key: rows for key, rows in tiles.items() if key[2] is not None}
+    assert few == {
+        ("sm80", 1, 1): (16, 1), ("sm80", 1, 17): (64, 1), ("sm80", 4, 1): (4, 4), ("sm80", 4, 5): (16, 4),
+        ("sm90", 1, 1): (16, 1), ("sm90", 1, 17): (64, 1), ("sm90", 4, 1): (16, 4), ("sm90", 4, 17): (32, 4),
+    }  # fmt: skip
+    assert len(tiles) == len(few) + 2
+
+
 def test_precompile_into_a_file(run: Run, mods: Path) -> None:
     result = run("precompile", f"{mods}:window", "--targets", "sm80", "--head-dims", 64, "-o", mods)
     assert result.code == 2
     assert "File exists" in result.err
 
 
-@pytest.mark.parametrize("option", [("--head-dims", "64,x"), ("--dtypes", "int8"), ("--targets", ",")])
+@pytest.mark.parametrize(
+    "option", [("--head-dims", "64,x"), ("--dtypes", "int8"), ("--targets", ","), ("--groups", "0")]
+)
 def test_precompile_usage(run: Run, mods: Path, tmp_path: Path, option: tuple[str, str]) -> None:
     assert run("precompile", mods, "-o", tmp_path, *option).code == 2
 

@@ -32,6 +32,13 @@ def precompile(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="With --backward: gradients are the same bits every time.")
     ] = False,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="Also kernels for few query rows, as in decoding, of so many query heads for each of keys: "
+            "numbers separated by commas."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="Processes; by default one a core.")
     ] = None,
@@ -48,6 +55,7 @@ def precompile(
         backward=backward,
         dropout=dropout,
         deterministic=deterministic,
+        groups=[] if groups is None else split_numbers(groups, "--groups"),
     )
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "hopper_two_parts": {"design": Design.HOPPER, "mask": masks.causal, "head_dim": 192, "head_dim_v": 96},
     "hopper_dropout": {"design": Design.HOPPER, "mask": masks.causal, "dropout": True},
+    "hopper_few_rows": {
+        "design": Design.HOPPER,
+        "mask": masks.causal,
+        "score": scores.alibi(SLOPES),
+        "few_rows": 16,
+        "packed_heads": 8,
+        "has_sinks": True,
+        "return_lse": True,
+    },
     "single_precision": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }
 

@@ -38,6 +38,8 @@ class Case:
     unseen: int | None = None
     """From this key on, no row sees anything: keys and values are NaN."""
     sinks: bool = False
+    packed: tuple[int, int] | None = None
+    """Rows of each head in a tile, and the heads."""
     tiles: Tiles | None = None
     plan: dict[str, Any] = field(default_factory=dict)
 
@@ -74,8 +76,17 @@ def _last_and_first(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx >= kv_idx) & ((q_idx - kv_idx < 128) | (kv_idx < 64))
 
 
+def _late_rows(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx <= q_idx + 270
+
+
+def _even_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx % 2 == 0) & (kv_idx <= q_idx + 270)
+
+
 WINDOW = masks.sliding_window(128)
 CAP = scores.softcap(30.0)
+ALIBI = scores.alibi(torch.tensor([0.5, 0.25, 0.1, -0.1, 0.2, 0.05, 0.3, 0.01]))
 WIDE = Tiles(192, 128, 4, 4)
 CASES = {
     "none": Case(),
@@ -111,6 +122,19 @@ CASES = {
     "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
     "values_early": Case(masks.causal, lengths=(700, 700), plan={"values_late": False}),
     "values_late_in_a_window": Case(WINDOW, lengths=(700, 700), plan={"values_late": True}),
+    "packed": Case(lengths=(20, 333), heads=(8, 2), batch=2, packed=(16, 4)),
+    "packed_causal": Case(_late_rows, lengths=(50, 333), heads=(8, 2), batch=2, packed=(32, 4)),
+    "packed_one_row": Case(_late_rows, lengths=(1, 333), heads=(8, 1), sinks=True, packed=(8, 8)),
+    "packed_in_two_warpgroups": Case(_late_rows, lengths=(19, 333), heads=(8, 1), packed=(16, 8)),
+    "packed_group_of_3": Case(_late_rows, lengths=(20, 333), heads=(6, 2), batch=2, packed=(16, 4)),
+    "packed_slopes": Case(_late_rows, ALIBI, lengths=(20, 333), heads=(8, 2), packed=(32, 4)),
+    "packed_slopes_of_3": Case(
+        _late_rows, ALIBI, lengths=(50, 333), heads=(6, 2), sinks=True, packed=(16, 4)
+    ),
+    "packed_window": Case(WINDOW, lengths=(60, 150), heads=(8, 2), packed=(16, 4)),
+    "packed_soft_cap": Case(WINDOW, CAP, lengths=(60, 60), heads=(6, 2), packed=(32, 4)),
+    "packed_prefix": Case(masks.prefix_lm(100), lengths=(20, 333), heads=(8, 2), packed=(16, 4)),
+    "packed_unseen_values": Case(_late_rows, ALIBI, (20, 333), (6, 2), batch=2, unseen=300, packed=(16, 4)),
 }
 
 
@@ -161,6 +185,7 @@ def _run(
         head_dim=DIM,
         return_lse=True,
         has_sinks=sinks is not None,
+        **({} if case.packed is None else {"few_rows": case.packed[0], "packed_heads": case.packed[1]}),
     )
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)
     keys = generated.plan.tiles.block_kv
@@ -182,9 +207,11 @@ def _run(
         "batch": q.shape[0],
         "scale": DIM**-0.5,
     }
+    together = generated.plan.packed_heads
+    packed = (hopper_plan.ROWS // together, DIM, together, q.shape[1] // k.shape[1])
     for name, array in tensors.items():
         known[f"{name}_ptr"] = array
-        known[f"{name}_desc"] = Descriptor(array, keys if name in "kv" else hopper_plan.ROWS, DIM)
+        known[f"{name}_desc"] = Descriptor(array, keys, DIM) if name in "kv" else Descriptor(array, *packed)
         known |= {f"{name}_stride_{axis}": array.strides[n] // 4 for n, axis in enumerate("bhs")}
     arguments = {
         a.name: known[a.name] if a.name in known else _captured(a, values) for a in generated.arguments

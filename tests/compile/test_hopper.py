@@ -56,9 +56,9 @@ SPILLS = 8  # in all loops together: smaller tiles would cost more
 
 
 def _check(kernel: Kernel, spills: int = SPILLS) -> None:
-    consumers = kernel.artifact.block_q // 64
+    consumers = kernel.artifact.block_q * kernel.artifact.packed_heads // 64
     ((entry, sass),) = kernel.sass.items()
-    registers = (160, 32) if consumers == 3 else (240, 24)
+    registers = {1: (256, 24), 2: (240, 24), 3: (160, 32)}[consumers]
     check(sass, kernel.resources[entry], Promise(consumers, registers, spills=spills))
 
 
@@ -111,6 +111,23 @@ def test_a_bias_by_distance_is_read_once_a_distance_not_once_a_pair(head_dim: in
 
 def test_sinks() -> None:
     _check(_compile("causal", 128, sinks=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "q_len", "group", "head_dim"),
+    [
+        ("causal", 1, 8, 128),
+        ("alibi_causal", 16, 3, 64),
+        pytest.param("alibi_causal", 1, 64, 128, marks=pytest.mark.whole),
+        pytest.param("plain", 1, 8, 64, marks=pytest.mark.whole),
+    ],
+)
+def test_rows_of_several_heads(name: str, q_len: int, group: int, head_dim: int) -> None:
+    kernel = _compile(name, head_dim, q_len=q_len, group=group)
+    rows = kernel.artifact.block_q * kernel.artifact.packed_heads
+    assert rows == 64
+    assert f"a tile holds {kernel.artifact.block_q} of each head" in kernel.explain()
+    _check(kernel)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -9,28 +9,43 @@ import pytest
 import torch
 
 import flexc
-from flexc import build, choice, masks, scores
+from flexc import build, choice, gpu, masks, scores
 from flexc.build import kernel_for
 from flexc.call import PLAIN, AttentionCall
 from flexc.callspec import spec_of
+from flexc.codegen.arguments import MAP_ARGUMENTS
 from flexc.codegen.design import Design
 from flexc.codegen.few_rows import for_few_rows
+from flexc.direct import check_fits, check_map_fits
+from flexc.errors import BlockMaskMismatch, ShapeMismatch
 from flexc.ir.spec import AttentionSpec
 from flexc.resolve import resolve
 from tests.codegen.generate import spec_for
 
 
-def _spec(
-    q_len: int, heads: int = 8, kv_heads: int = 1, backend: str = "auto", **changes: Any
-) -> AttentionSpec:
+def _by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx < h * 10
+
+
+def _call(q_len: int, heads: int = 8, kv_heads: int = 1, **changes: Any) -> AttentionCall:
     q, k = torch.zeros(2, heads, q_len, 64).bfloat16(), torch.zeros(2, kv_heads, 300, 64).bfloat16()
     call = AttentionCall(
         q=q, k=k, v=k, mods=PLAIN, values=(), block_map=None, scale=0.1, sinks=None, return_lse=False,
         out=None, allow_tf32=False,
     )  # fmt: skip
-    call = replace(call, **changes)
-    design, spec = choice.design_for(call, spec_of(call), "sm90", backend)
-    assert (design is Design.HOPPER) == (q_len >= 64 and backend == "auto")
+    return replace(call, **changes)
+
+
+def _suited(
+    q_len: int, heads: int = 8, kv_heads: int = 1, backend: str = "auto", **changes: Any
+) -> tuple[Design, AttentionSpec]:
+    call = _call(q_len, heads, kv_heads, **changes)
+    return choice.design_for(call, spec_of(call), "sm90", backend)
+
+
+def _spec(q_len: int, heads: int = 8, kv_heads: int = 1, **changes: Any) -> AttentionSpec:
+    design, spec = _suited(q_len, heads, kv_heads, "triton", **changes)
+    assert design is Design.PORTABLE
     return spec
 
 
@@ -51,9 +66,41 @@ def _spec(
     ],
 )
 def test_tiles_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, packed: int) -> None:
-    for backend in ("auto", "triton"):
-        spec = _spec(q_len, heads, kv_heads, backend)
+    spec = _spec(q_len, heads, kv_heads)
+    assert (spec.few_rows, spec.packed_heads) == (rows, packed)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "heads", "kv_heads", "rows", "packed"),
+    [
+        (1, 8, 1, 8, 8),
+        (8, 8, 1, 8, 8),
+        (9, 8, 1, 16, 8),
+        (63, 8, 1, 16, 8),
+        (64, 8, 1, 16, 8),
+        (1, 12, 2, 8, 8),
+        (20, 6, 2, 32, 4),
+        (100, 32, 8, 0, 1),
+        (130, 32, 8, 32, 4),
+        (1, 64, 1, 1, 64),
+        (2, 64, 1, 2, 64),
+        (1000, 8, 1, 0, 1),
+        (200, 65, 1, 0, 1),
+    ],
+)
+def test_tiles_of_hopper_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, packed: int) -> None:
+    for backend in ("auto", "hopper"):
+        design, spec = _suited(q_len, heads, kv_heads, backend)
+        assert design is Design.HOPPER
         assert (spec.few_rows, spec.packed_heads) == (rows, packed)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (65, 1)])
+def test_few_rows_that_fill_no_tile_take_the_portable_kernel(heads: int, kv_heads: int) -> None:
+    design, spec = _suited(20, heads, kv_heads)
+    assert design is Design.PORTABLE
+    assert spec.few_rows
+    assert _suited(20, heads, kv_heads, "hopper")[1].few_rows == 0
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 16, 64, 100])
@@ -64,15 +111,12 @@ def test_few_rows_take_at_most_two_kernels(group: int) -> None:
 
 
 def test_heads_that_see_different_keys_have_tiles_of_their_own() -> None:
-    def by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return kv_idx < h * 10
-
     def bias_by_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + h
 
-    assert _spec(1, mods=resolve(None, by_head)[0]).packed_heads == 1
+    assert _spec(1, mods=resolve(None, _by_head)[0]).packed_heads == 1
     assert _spec(1, mods=resolve(bias_by_head, masks.causal)[0]).packed_heads == 8
-    for mask, packed in ((masks.causal, 8), (by_head, 1)):
+    for mask, packed in ((masks.causal, 8), (_by_head, 1)):
         blocks = flexc.create_block_mask(mask, None, 8, 1, 300, device="cpu")
         assert _spec(1, block_map=blocks.block_map).packed_heads == packed
         assert _spec(63, 1, block_map=blocks.block_map).few_rows == 64
@@ -98,11 +142,67 @@ def test_kernels_for_few_rows(target: str, head_dim: int, rows: int, heads: int)
         assert "design = portable: few rows" in kernel.explain()
 
 
-def test_a_loaded_kernel_serves_few_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = spec_for(head_dim=64)
+def test_what_tiles_of_several_heads_can_not_have() -> None:
+    def of_key_and_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + table[h, kv_idx]
+
+    table = torch.ones(8, 300)
+    for score, mask in ((of_key_and_head, None), (None, _by_head)):
+        mods, values, _ = resolve(score, mask)
+        design, spec = _suited(4, mods=mods, values=values)
+        assert design is Design.PORTABLE
+        assert spec.few_rows
+    assert _suited(4, dropout_p=0.1)[0] is Design.PORTABLE
+    slopes = resolve(scores.alibi(torch.ones(8)), masks.causal)
+    assert _suited(4, mods=slopes[0], values=slopes[1])[1].packed_heads == 8
+    small = flexc.create_block_mask(masks.causal, None, None, 20, 300, device="cpu", BLOCK_SIZE=16)
+    assert _suited(20, 2, 1, block_map=small.block_map)[0] is Design.PORTABLE  # 32 rows of a head
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 16, 64, 100])
+def test_lengths_with_kernels_of_their_own(group: int) -> None:
+    spec = spec_for(masks.causal, head_dim=64)
+    found = choice.few_lengths("auto", spec, "sm90", (), group)
+    made = {choice.design_named("auto", spec, "sm90", (), (n, group, 1)) for n in found}
+    assert len(made) == len(found) <= 3
+    for q_len in range(1, 600):
+        suited = choice.design_named("auto", spec, "sm90", (), (q_len, group, 1))
+        assert suited in made or not suited[1].few_rows
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton", "hopper"])
+def test_a_loaded_kernel_serves_few_rows_too(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_loaded", {})
-    assert not build.is_loaded(usual, "sm90")
-    kernel = kernel_for(usual, "sm90")
-    build.register(kernel)
-    assert build.is_loaded(usual, "sm90")
-    assert not build.is_loaded(replace(usual, few_rows=2, packed_heads=8), "sm90")
+    call = _call(5)
+    wanted = choice.design_for(call, spec_of(call), "sm90", backend)
+    assert gpu.served_by(call, "sm90", backend) == wanted
+    usual = flexc.compile(head_dim=64, backend=backend)
+    build.register(usual)
+    compiled = build.compilations
+    design, spec = gpu.served_by(call, "sm90", backend)
+    assert (design is Design.PORTABLE) == (backend == "triton")
+    assert spec.few_rows == 0
+    assert kernel_for(spec, "sm90", (), (), design).artifact.key == usual.artifact.key
+    build.register(flexc.compile(head_dim=64, backend=backend, q_len=8, group=8))
+    design, spec = gpu.served_by(call, "sm90", backend)
+    assert (design, spec) == wanted
+    assert kernel_for(spec, "sm90", (), (), design).artifact.packed_heads == 8
+    assert build.compilations <= compiled + 1  # the one that was loaded
+
+
+@pytest.mark.parametrize(("q_len", "group"), [(0, 1), (4, 0), ("4", 1)])
+def test_a_number_of_rows_is_a_number(q_len: Any, group: int) -> None:
+    with pytest.raises(ShapeMismatch, match=r"is (0|'4')"):
+        flexc.compile(head_dim=64, q_len=q_len, group=group)
+
+
+def test_a_kernel_of_several_heads_takes_no_more() -> None:
+    kernel = flexc.compile(head_dim=64, q_len=4, group=4)
+    q, k = torch.zeros(1, 8, 4, 64).bfloat16(), torch.zeros(1, 1, 100, 64).bfloat16()
+    check_fits(kernel.artifact, q[:, :4], k, k, None)
+    with pytest.raises(ShapeMismatch, match="up to 4 query heads that share keys; q has 8"):
+        check_fits(kernel.artifact, q, k, k, None)
+    blocks = flexc.create_block_mask(_by_head, None, 4, 4, 100, device="cpu", BLOCK_SIZE=128).block_map
+    walking = replace(kernel.artifact, arguments=(*kernel.artifact.arguments, *MAP_ARGUMENTS))
+    with pytest.raises(BlockMaskMismatch, match="heads of the block mask differ"):
+        check_map_fits(walking, q[:, :4], k, blocks)

@@ -1,0 +1,62 @@
+"""How the rows of a Hopper tile belong to heads: to one, or to all that share keys and values.
+
+Rows of several heads come by TMA from a tensor that is seen as (batch, head of keys, its query heads, rows,
+columns): a box of that fills the rows of a warpgroup, HEAD_ROWS of each head, and what lies past the heads of
+a group or the rows of a head is read as 0 and not written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.preamble import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class TileRows:
+    """Names of what a tile is of. With `packed`, what a tile is told to be of is a head of keys."""
+
+    packed: bool
+    heads: str
+    """How many a batch has."""
+    head_rows: str
+    """The constant that is the number of rows of a head in a warpgroup."""
+    place: str
+    """The head, as TMA takes it."""
+    first_head: str
+    done_head: str
+    """The first query head of a tile, where rows are computed again, and of the tile before."""
+
+
+_OF_ONE = TileRows(False, "q_heads", "ROWS", "h, ", "h", "done_h")
+_OF_MANY = TileRows(True, "kv_heads", "HEAD_ROWS", "h, 0, ", "first_head", "done_h * group")
+
+
+def tile_rows(plan: HopperPlan) -> TileRows:
+    """Those of a plan."""
+    return _OF_MANY if plan.packed_heads > 1 else _OF_ONE
+
+
+def block_of_rows(plan: HopperPlan) -> tuple[int, ...]:
+    """The block of a descriptor of q or out that fills the rows of a warpgroup, less its columns."""
+    if plan.packed_heads == 1:
+        return (1, 1, ROWS)
+    return (1, 1, plan.packed_heads, ROWS // plan.packed_heads)
+
+
+def row_constants(plan: HopperPlan) -> tuple[Constant, ...]:
+    """The rows of a tile, of a warpgroup, and of a head there."""
+    consumers = Constant("CONSUMERS", plan.consumers, "warpgroups that share them")
+    if plan.packed_heads == 1:
+        return (
+            Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
+            consumers,
+            Constant("ROWS", ROWS, "query rows of each"),
+        )
+    return (
+        Constant("BLOCK_Q", plan.head_rows, "query rows of each head in a tile"),
+        consumers,
+        Constant("ROWS", ROWS, "query rows of each, of all heads together"),
+        Constant("HEAD_ROWS", ROWS // plan.packed_heads, "those of one head"),
+    )
