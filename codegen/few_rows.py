@@ -28,6 +28,8 @@ _GROUP, _USUAL = 64, 128
 """Rows of the Hopper kernel's tiles: of one warpgroup, and of two, as most tiles have."""
 _FULLER = 0.8
 """Rows of packed tiles, of those of usual ones, at most: packed ones cost a little more each."""
+_BUSY = 66
+"""Half the multiprocessors of an H200."""
 LONGEST_FEW = 4 * _USUAL
 """Of longer queries, usual tiles are always fuller than that."""
 
@@ -56,23 +58,46 @@ def for_few_rows(
 
 
 def for_few_rows_on_hopper(
-    spec: AttentionSpec, q_len: int, group: int, map_heads: int, options: Mapping[str, object]
+    spec: AttentionSpec,
+    q_len: int,
+    group: int,
+    map_heads: int,
+    options: Mapping[str, object],
+    apart: int | None = None,
 ) -> AttentionSpec:
     """`spec` with tiles of the Hopper kernel that have rows of all heads of a group, where these are fuller.
 
-    Itself where they are not, or can't be; see `for_few_rows`.
+    Itself where they are not, or can't be; see `for_few_rows`. `apart` is how many heads of keys all batches
+    have together, None for many.
     """
     heads = 1 << (group - 1).bit_length()
     if q_len < 1 or not 1 < heads <= _GROUP or "block_q" in options or spec.dropout:
         return spec
     if _differ(spec, map_heads) or _has_keys_of_heads(spec):
         return spec
-    tile = _GROUP if heads * q_len <= _GROUP else _USUAL
+    # Where fewer programs than that would run, twice as many with half the rows are done sooner.
+    few = apart is not None and apart * -(-heads * q_len // _USUAL) < _BUSY
+    tile = _GROUP if few or heads * q_len <= _GROUP else _USUAL
     rows = tile // heads
-    packed, usual = tile * -(-q_len // rows), group * _USUAL * -(-q_len // _USUAL)
-    if packed > _FULLER * usual or spec.max_block_q % rows:
+    usual = group * min(n * -(-q_len // n) for n in _usual(spec))
+    if tile * -(-q_len // rows) > _FULLER * usual or spec.max_block_q % rows:
         return spec
     return replace(spec, few_rows=rows, packed_heads=heads)
+
+
+def hopper_takes_few(packed: AttentionSpec, q_len: int) -> bool:
+    """Whether `auto` takes the Hopper kernel for fewer than `FEW` rows; `packed` has its tiles for them.
+
+    Timed on an H200 with 8,192 keys and 64 or 128 head dimensions, where the portable kernel has tiles of 64
+    rows as well: 0.8 to 0.9 of its time. Where that one has tiles of 16 rows, or wider heads, it stays.
+    """
+    wide = max(packed.head_dim, packed.head_dim_v) > 128
+    return packed.few_rows > 0 and packed.packed_heads * q_len > _SMALL and not wide
+
+
+def _usual(spec: AttentionSpec) -> tuple[int, ...]:
+    """Rows of usual tiles: of narrow heads there are some of three warpgroups."""
+    return (_USUAL,) if max(spec.head_dim, spec.head_dim_v) > 64 else (_USUAL, _GROUP * 3)
 
 
 @lru_cache(maxsize=256)

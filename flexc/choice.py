@@ -10,7 +10,13 @@ import torch
 from flexc.call import AttentionCall
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.design import Design
-from flexc.codegen.few_rows import FEW, LONGEST_FEW, for_few_rows, for_few_rows_on_hopper
+from flexc.codegen.few_rows import (
+    FEW,
+    LONGEST_FEW,
+    for_few_rows,
+    for_few_rows_on_hopper,
+    hopper_takes_few,
+)
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.ir.spec import AttentionSpec
 
@@ -35,7 +41,8 @@ def design_for(
         raise UnsupportedFeature(
             f'backend="hopper" can\'t serve this call: {why}', hint='backend="auto" takes what can'
         )
-    return _suited(backend if why is None else "triton", spec, target, call.options, _rows_of(call))
+    apart = call.k.shape[0] * call.k.shape[1]
+    return _suited(backend if why is None else "triton", spec, target, call.options, _rows_of(call), apart)
 
 
 def usual_designs(call: AttentionCall, spec: AttentionSpec, target: str, backend: str) -> tuple[Design, ...]:
@@ -77,13 +84,15 @@ def design_named(
 
 
 def _suited(
-    backend: str, spec: AttentionSpec, target: str, options: Options, rows: Rows
+    backend: str, spec: AttentionSpec, target: str, options: Options, rows: Rows, apart: int | None = None
 ) -> tuple[Design, AttentionSpec]:
-    """The design that serves so many rows, and the spec with its tiles for them."""
+    """The design that serves so many rows, and the spec with its tiles for them.
+
+    `apart` are the heads of keys of all batches; None for many.
+    """
     if backend != "triton":
-        packed = for_few_rows_on_hopper(spec, *rows, dict(options))
-        is_empty = packed is spec and rows[0] < FEW
-        if backend == "hopper" or not is_empty:
+        packed = for_few_rows_on_hopper(spec, *rows, dict(options), apart)
+        if backend == "hopper" or rows[0] >= FEW or hopper_takes_few(packed, rows[0]):
             design = _design(backend, packed, target, options)
             if design is not Design.PORTABLE:
                 return design, packed

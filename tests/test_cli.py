@@ -220,7 +220,8 @@ def test_precompile_for_few_rows(run: Run, mods: Path, tmp_path: Path) -> None:
     few = {key: rows for key, rows in tiles.items() if key[2] is not None}
     assert few == {
         ("sm80", 1, 1): (16, 1), ("sm80", 1, 17): (64, 1), ("sm80", 4, 1): (4, 4), ("sm80", 4, 5): (16, 4),
-        ("sm90", 1, 1): (16, 1), ("sm90", 1, 17): (64, 1), ("sm90", 4, 1): (16, 4), ("sm90", 4, 17): (32, 4),
+        ("sm90", 1, 1): (16, 1), ("sm90", 1, 17): (64, 1), ("sm90", 4, 1): (4, 4), ("sm90", 4, 5): (16, 4),
+        ("sm90", 4, 17): (32, 4),
     }  # fmt: skip
     assert len(tiles) == len(few) + 2
 

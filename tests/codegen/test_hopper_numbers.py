@@ -80,12 +80,9 @@ def _late_rows(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return kv_idx <= q_idx + 270
 
 
-def _even_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return (kv_idx % 2 == 0) & (kv_idx <= q_idx + 270)
-
-
 WINDOW = masks.sliding_window(128)
 CAP = scores.softcap(30.0)
+SLOPES = scores.alibi(torch.linspace(0.01, 0.5, 12))
 ALIBI = scores.alibi(torch.tensor([0.5, 0.25, 0.1, -0.1, 0.2, 0.05, 0.3, 0.01]))
 WIDE = Tiles(192, 128, 4, 4)
 CASES = {
@@ -134,6 +131,9 @@ CASES = {
     "packed_window": Case(WINDOW, lengths=(60, 150), heads=(8, 2), packed=(16, 4)),
     "packed_soft_cap": Case(WINDOW, CAP, lengths=(60, 60), heads=(6, 2), packed=(32, 4)),
     "packed_prefix": Case(masks.prefix_lm(100), lengths=(20, 333), heads=(8, 2), packed=(16, 4)),
+    "packed_unseen_of_12": Case(
+        _late_rows, SLOPES, (50, 350), (12, 1), unseen=320, sinks=True, packed=(8, 16)
+    ),
     "packed_unseen_values": Case(_late_rows, ALIBI, (20, 333), (6, 2), batch=2, unseen=300, packed=(16, 4)),
 }
 

@@ -116,7 +116,7 @@ def test_sinks() -> None:
 @pytest.mark.parametrize(
     ("name", "q_len", "group", "head_dim"),
     [
-        ("causal", 1, 8, 128),
+        ("causal", 8, 8, 128),
         ("alibi_causal", 16, 3, 64),
         pytest.param("alibi_causal", 1, 64, 128, marks=pytest.mark.whole),
         pytest.param("plain", 1, 8, 64, marks=pytest.mark.whole),

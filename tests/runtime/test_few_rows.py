@@ -27,8 +27,8 @@ def _by_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return kv_idx < h * 10
 
 
-def _call(q_len: int, heads: int = 8, kv_heads: int = 1, **changes: Any) -> AttentionCall:
-    q, k = torch.zeros(2, heads, q_len, 64).bfloat16(), torch.zeros(2, kv_heads, 300, 64).bfloat16()
+def _call(q_len: int, heads: int = 8, kv_heads: int = 1, batch: int = 2, **changes: Any) -> AttentionCall:
+    q, k = (torch.zeros(batch, h, n, 64).bfloat16() for h, n in ((heads, q_len), (kv_heads, 300)))
     call = AttentionCall(
         q=q, k=k, v=k, mods=PLAIN, values=(), block_map=None, scale=0.1, sinks=None, return_lse=False,
         out=None, allow_tf32=False,
@@ -73,15 +73,15 @@ def test_tiles_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, pa
 @pytest.mark.parametrize(
     ("q_len", "heads", "kv_heads", "rows", "packed"),
     [
-        (1, 8, 1, 8, 8),
+        (3, 8, 1, 8, 8),
         (8, 8, 1, 8, 8),
         (9, 8, 1, 16, 8),
         (63, 8, 1, 16, 8),
         (64, 8, 1, 16, 8),
-        (1, 12, 2, 8, 8),
+        (3, 12, 2, 8, 8),
         (20, 6, 2, 32, 4),
         (100, 32, 8, 0, 1),
-        (130, 32, 8, 32, 4),
+        (200, 32, 8, 0, 1),
         (1, 64, 1, 1, 64),
         (2, 64, 1, 2, 64),
         (1000, 8, 1, 0, 1),
@@ -90,9 +90,20 @@ def test_tiles_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, pa
 )
 def test_tiles_of_hopper_for_few_rows(q_len: int, heads: int, kv_heads: int, rows: int, packed: int) -> None:
     for backend in ("auto", "hopper"):
-        design, spec = _suited(q_len, heads, kv_heads, backend)
+        design, spec = _suited(q_len, heads, kv_heads, backend, batch=80)
         assert design is Design.HOPPER
         assert (spec.few_rows, spec.packed_heads) == (rows, packed)
+        _, alone = _suited(q_len, heads, kv_heads, backend, batch=1)
+        assert alone.few_rows in (0, 64 // packed)
+
+
+@pytest.mark.parametrize(("q_len", "head_dim"), [(1, 64), (2, 128), (8, 192)])
+def test_the_portable_kernel_stays_where_it_was_not_outdone(q_len: int, head_dim: int) -> None:
+    spec = spec_for(head_dim=head_dim)
+    assert choice.design_named("auto", spec, "sm90", (), (q_len, 8, 1))[0] is Design.PORTABLE
+    design, packed = choice.design_named("hopper", spec, "sm90", (), (q_len, 8, 1))
+    assert design is Design.HOPPER
+    assert packed.packed_heads == 8
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (65, 1)])
