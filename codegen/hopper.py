@@ -135,6 +135,8 @@ class _Forward(Preamble):
     rescue_nan: bool
     sums_in_parts: bool
     values_late: bool
+    lean: bool
+    short: bool
     out_through_q: bool
     tail: str
     """Where the second part of the head dimension begins; empty where there is none."""
@@ -325,6 +327,8 @@ def _view(
         rescue_nan=plan.rescue_nan,
         sums_in_parts=plan.sums_in_parts,
         values_late=plan.values_late,
+        lean=plan.lean,
+        short=plan.short,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",
         tail_v="PADDED_DIM_V" if plan.tails[1] else "",
@@ -390,7 +394,7 @@ def _buffers(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) -> l
     names += [] if plan.out_through_q else ["out_smem", *(["out_tail_smem"] if plan.tails[1] else [])]
     names += [f"{of}_{what}" for of in "qkv" for what in ("ready", "free")]
     names += ["tile_smem", "tile_ready", "tile_free"]
-    names += ["lost_smem", "where_smem"] if plan.rescue_nan else []
+    names += ["lost_smem", *(["sums_smem"] if plan.lean else []), "where_smem"] if plan.rescue_nan else []
     return [*names, *(["note_smem"] if steps_told else []), *(v.smem for v in vectors)]
 
 

@@ -39,6 +39,12 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             ),
             Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
         ]
+    if plan.lean:
+        constants.append(
+            Constant(
+                "THREADS", 128, "of a warpgroup; a buffer of keys or values is free when all have arrived"
+            )
+        )
     if plan.rescue_nan:
         constants += [
             Constant("HEAD_DIM", spec.head_dim, "of which these exist"),

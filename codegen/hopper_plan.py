@@ -41,6 +41,10 @@ class HopperPlan(KernelPlan):
     """Threads keep the sums of what they have of a row, and add these up when the row is done with."""
     values_late: bool
     """The values of a step are waited for when the weights of the next are there, not before."""
+    lean: bool
+    """Threads say for themselves that they are done with keys and values, and share sums to look for NaN."""
+    short: bool
+    """Tiles of queries see few keys: one piece of code serves all steps of a tile, and its end is awaited."""
     shared: int
 
     @property
@@ -211,6 +215,11 @@ def _plan(
     sums_in_parts = rescue or spec.score is not None
     values_late = (rescue and consumers == 3) or (_is_bias_alone(spec) and consumers == 2)
     values_late = values_late and tiles.block_kv == 128
+    # Not with one tile of query rows: its rows would be waited for before they may be loaded.
+    plain = rescue and spec.score is None and not spec.dropout and spec.packed_heads == 1
+    short = plain and q_tiles == 2 and moves_on(spec)
+    # Fewer barriers of a warpgroup, and more arrivals: that pays where much is done besides products.
+    lean = short or (plain and consumers == 3)
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -228,6 +237,8 @@ def _plan(
         q_tiles=q_tiles,
         sums_in_parts=sums_in_parts,
         values_late=values_late,
+        lean=lean,
+        short=short,
         shared=needed,
         reasons=(
             ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),
