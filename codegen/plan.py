@@ -72,6 +72,7 @@ _ASKED = "asked for"
 SPLIT = "bf16x6"
 WHY_PAIRS = "each number as two fp16 ones: three products at the full rate, as exact as sums in fp32"
 _WIDEST_PAIRS = 128
+_NARROWEST_PAIRS = 8
 _EMPTY = "Triton 3.6 makes an empty kernel of split operands for tcgen05"
 _PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x6", PAIRS)
 
@@ -210,8 +211,13 @@ def choose_precision(spec: AttentionSpec, target: Target, wanted: object) -> tup
 
 
 def takes_pairs(spec: AttentionSpec, target: Target, wanted: object) -> bool:
-    """Whether a forward multiplies fp32 as pairs of fp16 numbers. Few rows wait for memory in any case."""
-    return holds_pairs(spec, target, wanted) and not spec.few_rows
+    """Whether a forward multiplies fp32 as pairs of fp16 numbers.
+
+    Few rows wait for memory in any case. A sum of few products is rounded less than its pairs are, so narrow
+    heads take them only where they are asked for.
+    """
+    is_narrow = spec.head_dim < _NARROWEST_PAIRS and wanted is None
+    return holds_pairs(spec, target, wanted) and not spec.few_rows and not is_narrow
 
 
 def holds_pairs(spec: AttentionSpec, target: Target, wanted: object) -> bool:

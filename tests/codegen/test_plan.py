@@ -139,6 +139,8 @@ def test_fp32_forwards_multiply_pairs_where_they_can(target: str) -> None:
     assert _precision(target, **single) == "fp16x3"
     assert _precision(target, {"precision": "bf16x6"}, **single) == "bf16x6"
     assert _precision(target, head_dim=256, **single) == "bf16x6"
+    assert _precision(target, head_dim=4, **single) == "bf16x6"  # a sum of four products is more exact
+    assert _precision(target, {"precision": "fp16x3"}, head_dim=4, **single) == "fp16x3"
     with pytest.raises(NoFeasiblePlan, match="up to 128 head dimensions"):
         _precision(target, {"precision": "fp16x3"}, head_dim=256, **single)
     with pytest.raises(NoFeasiblePlan, match="is for fp32"):
