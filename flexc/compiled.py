@@ -191,6 +191,7 @@ def attention(
     """
     score_mod, mask_mod, block_mask = given["score_mod"], given["mask_mod"], given["block_mask"]
     seed = new_seed(q.device) if given["dropout_p"] else None
+    scale = _asked(given["scale"])
     blocks, map_shape = _blocks_of(block_mask)
     masks = [] if mask_mod is None else [mask_mod]
     if block_mask is not None and block_mask.mask_mod is not mask_mod:
@@ -217,7 +218,7 @@ def attention(
             blocks=blocks,
             map_shape=map_shape,
             mask_shape=() if block_mask is None else (*block_mask.seq_lengths, *block_mask.shape[:2]),
-            scale=given["scale"],
+            scale=scale,
             backend=given["backend"],
             returns_lse=given["return_lse"],
             options=[] if given["options"] is None else list(given["options"].items()),
@@ -227,6 +228,11 @@ def attention(
 
     results: tuple[torch.Tensor, torch.Tensor] = _capture(body, q)
     return results
+
+
+def _asked(number: Any) -> Any:
+    """The number. A float whose value was asked for is no symbol to torch.compile, which watches it."""
+    return 0.0 if isinstance(number, float) and number == 0.0 else number
 
 
 def _blocks_of(block_mask: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:

@@ -124,7 +124,8 @@ class _Run(torch.fx.Interpreter):
         if isinstance(value, torch.Tensor):
             return self._stand_ins.get(id(value), value)
         if isinstance(value, (tuple, list)):
-            return type(value)(self._stand_in_for(item) for item in value)
+            items = [self._stand_in_for(item) for item in value]
+            return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
         if isinstance(value, dict):
             return {key: self._stand_in_for(item) for key, item in value.items()}
         if isinstance(value, slice):

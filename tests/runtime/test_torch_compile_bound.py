@@ -78,3 +78,39 @@ def test_gradients_with_a_float_that_changes(backend: str) -> None:
         torch.testing.assert_close(found[0], found[1])
         counts.append(compiled.count)
     assert counts[1] == counts[-1]
+
+
+def test_a_scale_that_changes() -> None:
+    def inside(q: torch.Tensor, scale: float) -> torch.Tensor:
+        return flexc.attention(q, q, q, score_mod=lambda s, b, h, q_idx, kv_idx: s * scale, scale=scale)
+
+    compiled = Counted(inside)
+    for n in range(4):
+        q = torch.randn(1, 2, 9, 4)
+        torch.testing.assert_close(compiled(q, n / 8), inside(q, n / 8))
+
+
+def _unpacked(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = x.min(-1)[0] * (x.min(-1).indices + 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda x: x.max(-1).values,
+        lambda x: torch.min(x, -1)[0],
+        lambda x: x.max(-1, keepdim=True)[1][0],
+        _unpacked,
+    ],
+    ids=["values", "first", "indices", "both"],
+)
+def test_largest_along_a_dimension(chosen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def inside(q: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return s + chosen(table[kv_idx])
+
+        return flexc.attention(q, q, q, score_mod=score)
+
+    q, table = torch.randn(1, 2, 9, 4), torch.randn(9, 3)
+    torch.testing.assert_close(Counted(inside)(q, table), inside(q, table))
