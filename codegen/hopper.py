@@ -46,15 +46,6 @@ _WHEREABOUTS = (
 )
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
-_LAUNCH = (
-    "Launch any number of programs: they share cdiv(q_len, BLOCK_Q) * q_heads * batch",
-    "tiles. num_warps=4; the roles that are not the program's own have warps besides.",
-)
-_LAUNCH_PACKED = (
-    "Launch any number of programs: they share",
-    "cdiv(q_len, BLOCK_Q) * (q_heads // group) * batch",
-    *_LAUNCH[1:],
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +244,7 @@ def _view(
     if any(SIGMOID in line for line in emitted):
         helpers |= {"sigmoid"}
     return _Forward(
-        header=header(spec, plan, sources, _LAUNCH_PACKED if rows.packed else _LAUNCH),
+        header=header(spec, plan, sources, rows.launch),
         renamed=RENAMED,
         constants=constants_of(spec, plan, keys),
         helpers=tuple(sorted(helpers)),

@@ -27,10 +27,33 @@ class TileRows:
     first_head: str
     done_head: str
     """The first query head of a tile, where rows are computed again, and of the tile before."""
+    launch: tuple[str, ...]
+    """How to launch the kernel: lines of its file's header."""
 
 
-_OF_ONE = TileRows(False, "q_heads", "ROWS", "h, ", "h", "done_h")
-_OF_MANY = TileRows(True, "kv_heads", "HEAD_ROWS", "h, 0, ", "first_head", "done_h * group")
+_WARPS = "tiles. num_warps=4; the roles that are not the program's own have warps besides."
+_OF_ONE = TileRows(
+    packed=False,
+    heads="q_heads",
+    head_rows="ROWS",
+    place="h, ",
+    first_head="h",
+    done_head="done_h",
+    launch=("Launch any number of programs: they share cdiv(q_len, BLOCK_Q) * q_heads * batch", _WARPS),
+)
+_OF_MANY = TileRows(
+    packed=True,
+    heads="kv_heads",
+    head_rows="HEAD_ROWS",
+    place="h, 0, ",
+    first_head="first_head",
+    done_head="done_h * group",
+    launch=(
+        "Launch any number of programs: they share",
+        "cdiv(q_len, BLOCK_Q) * (q_heads // group) * batch",
+        _WARPS,
+    ),
+)
 
 
 def tile_rows(plan: HopperPlan) -> TileRows:
