@@ -14,7 +14,15 @@ from flexc.codegen.gluon_names import RENAMED
 from flexc.codegen.hoisting import Element, Hoisting, mask_form, of_functions, score_form
 from flexc.codegen.hopper_constants import ELEMENT, constants_of
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
-from flexc.codegen.hopper_keys import Keys, Vector, keys_of, lines_in_step, lines_of_loads, vectors_of
+from flexc.codegen.hopper_keys import (
+    Keys,
+    Vector,
+    buffers_of,
+    keys_of,
+    lines_in_step,
+    lines_of_loads,
+    vectors_of,
+)
 from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
 from flexc.codegen.hopper_plan import HopperPlan
 from flexc.codegen.hopper_rows import TileRows, block_of_rows, tile_rows
@@ -238,7 +246,7 @@ def _view(
     head_lines = needed(heads, [*mods, *score_steps, *mask_steps, *keys.own_lines])
     of_tile = [*head_lines, *mods, *score_steps, *mask_steps, *_read_of_tile(spec, keys)]
     of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs or shared.vectors else []
-    buffers = _buffers(plan, keys.steps_told, vectors)
+    buffers = buffers_of(plan, keys.steps_told, vectors)
     emitted = [*hoisting.head, *hoisting.row, *score_lines, *mask_lines, scale]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
     if any(SIGMOID in line for line in emitted):
@@ -375,18 +383,6 @@ def _whereabouts(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
         read = f"told(where_smem.index({n}))"
         pointer = f".to(gl.pointer_type({ELEMENT[spec.q_storage]}))"
         yield name, read + pointer if name.endswith("_ptr") else read
-
-
-def _buffers(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) -> list[str]:
-    """What the roles share: the names of shared memory and barriers."""
-    names = ["q_smem", "k_smem", "v_smem"]
-    names += ["q_tail_smem", "k_tail_smem"] if plan.tails[0] else []
-    names += ["v_tail_smem"] if plan.tails[1] else []
-    names += [] if plan.out_through_q else ["out_smem", *(["out_tail_smem"] if plan.tails[1] else [])]
-    names += [f"{of}_{what}" for of in "qkv" for what in ("ready", "free")]
-    names += ["tile_smem", "tile_ready", "tile_free"]
-    names += ["lost_smem", *(["sums_smem"] if plan.lean else []), "where_smem"] if plan.rescue_nan else []
-    return [*names, *(["note_smem"] if steps_told else []), *(v.smem for v in vectors)]
 
 
 def _as_tile(score: Expr, call: str) -> str:

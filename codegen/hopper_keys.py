@@ -123,3 +123,15 @@ def lines_in_step(
     """What a step still computes of a column besides `vectors`."""
     rest = others(gluon(lines), frozenset(v.name for v in vectors))
     return needed(rest, [a for e in elements for a in e.arguments])
+
+
+def buffers_of(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) -> list[str]:
+    """What the roles share: the names of shared memory and barriers."""
+    names = ["q_smem", "k_smem", "v_smem"]
+    names += ["q_tail_smem", "k_tail_smem"] if plan.tails[0] else []
+    names += ["v_tail_smem"] if plan.tails[1] else []
+    names += [] if plan.out_through_q else ["out_smem", *(["out_tail_smem"] if plan.tails[1] else [])]
+    names += [f"{of}_{what}" for of in "qkv" for what in ("ready", "free")]
+    names += ["tile_smem", "tile_ready", "tile_free"]
+    names += ["lost_smem", *(["sums_smem"] if plan.lean else []), "where_smem"] if plan.rescue_nan else []
+    return [*names, *(["note_smem"] if steps_told else []), *(v.smem for v in vectors)]
