@@ -150,6 +150,9 @@ def _rounding(given: Problem, lse: torch.Tensor) -> dict[str | int, float]:
         "v": (weight.transpose(-2, -1) @ upstream).sum(2),
         **dict(zip(slots, found[1:], strict=True)),
     }
+    if call.sinks is not None:
+        sink = call.sinks.detach().double().reshape(1, *shape[1:3], 1)
+        sums["sinks"] = ((sink - lse.reshape(*shape[:4])).exp().nan_to_num() * delta[..., 0]).sum((0, 3))
     seen = torch.where(visible, modified, 0.0)
     largest = max(_largest(seen.detach()), _largest(lse))
     return {
