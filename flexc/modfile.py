@@ -32,8 +32,9 @@ class NamedMods:
 def load_mods(text: str) -> tuple[NamedMods, ...]:
     """What `FILE.py:NAME` names; `FILE.py:MASK+SCORE` names a pair; `FILE.py` all that is decorated in it.
 
-    Several masks, `FILE.py:MASK+MASK+SCORE`, are put together with `&`. A plain function is a mask when it takes four arguments and a score function when it takes five. The file
-    is executed with its own folder importable, as `python FILE.py` does (but `__name__` is not `__main__`).
+    Several masks, `FILE.py:MASK+MASK+SCORE`, are put together with `&`. A plain function is a mask when
+    it takes four arguments and a score function when it takes five. The file is executed with its own
+    folder importable, as `python FILE.py` does (but `__name__` is not `__main__`).
 
     Raises:
         ModFileError: there is no such file or name, it is no mod, or the file itself raises.
