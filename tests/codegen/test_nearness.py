@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from flexc import masks, scores
@@ -104,9 +105,11 @@ def test_a_causal_step_compares_with_numbers() -> None:
     assert "score = gl.where(kv_on <= q_idx - kv_from, score" in source
 
 
-def test_each_side_of_a_window_applies_where_it_decides() -> None:
-    source = generate(masks.sliding_window(100), design=Design.HOPPER).source
-    loop = source[source.index("for done in range(BLOCK_KV, ") :]
+@pytest.mark.parametrize("score", [None, scores.softcap(20.0)], ids=["one piece of code", "with a score"])
+def test_each_side_of_a_window_applies_where_it_decides(score: Any) -> None:
+    source = generate(masks.sliding_window(100), score, design=Design.HOPPER).source
+    first = "0, kv_last - kv_first + 1" if score is None else "BLOCK_KV, "
+    loop = source[source.index(f"for done in range({first}") :]
     assert loop.index("if kv_start >= full_end:") < loop.index("kv_on <= q_idx - kv_from")
     assert loop.index("if kv_start < full_first:") < loop.index("row_value - kv_from < kv_on")
 
