@@ -102,11 +102,13 @@ def test_a_bias_by_distance_is_read_once_a_distance_not_once_a_pair(head_dim: in
     kernel = _compile("relative_bias", head_dim)
     _check(kernel)
     (sass,) = kernel.sass.values()
-    # Five windows of the distances of a warp's tile: of the first step, of the next, and in the loop.
-    assert kernel.artifact.block_kv == 128
-    consumers = kernel.artifact.block_q // 64
-    assert sass.count("LDG.E") <= consumers * 3 * 5 + 16
-    assert sass.count("SHFL.IDX") >= consumers * 2 * 34
+    # Windows of 32 distances of a warp's tile of 16 rows: of the first step, of the next, and in the loop.
+    # Tiles have 128 keys; at D=64 the ptxas of Triton 3.9 spills, and they have 64.
+    keys, consumers = kernel.artifact.block_kv, kernel.artifact.block_q // 64
+    assert keys == 128 or head_dim == 64
+    windows = -(-(16 + keys - 1) // 32)
+    assert sass.count("LDG.E") <= consumers * 3 * windows + 16
+    assert sass.count("SHFL.IDX") >= consumers * 2 * (keys // 4 + 2)
 
 
 def test_sinks() -> None:

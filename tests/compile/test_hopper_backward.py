@@ -112,7 +112,7 @@ def test_deterministic(name: str, head_dim: int) -> None:
     assert sass.count("UTMAREDG") == 2, "one warp adds both halves"
 
 
-# With a factor on the gradient at 128 the random words are more numbers than registers.
+# With a factor on the gradient at 128 the random words are more numbers than registers; most with Triton 3.9.
 @pytest.mark.parametrize(
     ("name", "head_dim", "spills"),
     [
@@ -120,7 +120,7 @@ def test_deterministic(name: str, head_dim: int) -> None:
         ("plain", 128, 8),
         ("causal", 128, 16),
         ("softcap_causal", 64, 0),
-        ("softcap_causal", 128, 64),
+        ("softcap_causal", 128, 80),
     ],
 )
 def test_dropout(name: str, head_dim: int, spills: int) -> None:
