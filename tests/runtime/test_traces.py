@@ -14,37 +14,11 @@ import torch
 
 import flexc
 from flexc import mask_mod, masks, score_mod, traces
-from flexc.frontend.trace import trace
-from flexc.ir.graph import ModKind
 from flexc.mods import Mod, as_mask_mod, as_score_mod
 from tests.runtime.bound_mods import Biased, add, add_named
+from tests.runtime.retraced import check_trace
 
 GLOBAL = 3
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions that were traced, not relocated."""
-    functions: list[Any] = []
-
-    def noted(function: Callable[..., Any], kind: ModKind) -> Any:
-        functions.append(function)
-        return trace(function, kind)
-
-    monkeypatch.setattr(traces, "trace", noted)
-    traces._templates.clear()
-    return functions
-
-
-def _check(mod: Mod) -> None:
-    """The mod has the graph and the values that tracing gives it, also when asked again."""
-    expected = trace(mod.function, mod.kind)
-    for _ in range(2):
-        found = mod.trace()
-        assert found.graph is expected.graph
-        assert len(found.values) == len(expected.values)
-        for ours, theirs in zip(found.values, expected.values, strict=True):
-            assert ours is theirs or ours == theirs
 
 
 def _biased(bias: torch.Tensor, shift: int | float) -> Mod:
@@ -53,7 +27,7 @@ def _biased(bias: torch.Tensor, shift: int | float) -> Mod:
 
 def test_other_numbers_and_tensors(traced: list[Any]) -> None:
     for n in range(4):
-        _check(_biased(torch.randn(5 + n), n))
+        check_trace(_biased(torch.randn(5 + n), n))
     assert len(traced) == 1
 
 
@@ -61,7 +35,7 @@ def test_other_kinds_of_captures(traced: list[Any]) -> None:
     bias = torch.randn(5)
     for _ in range(2):
         for mod in (_biased(bias, 2), _biased(bias, 2.0), _biased(bias.bfloat16(), 2), _biased(bias, True)):
-            _check(mod)
+            check_trace(mod)
     assert len(traced) == 4
 
 
@@ -94,7 +68,7 @@ def test_numbers_that_python_needs(traced: list[Any]) -> None:
         return mask_mod(mask)
 
     for count in (2, 2, 3, 3, 2):
-        _check(make(count))
+        check_trace(make(count))
     assert len(traced) == 3
 
 
@@ -110,20 +84,20 @@ def test_functions_inside_of_functions(traced: list[Any]) -> None:
         return mask_mod(lambda b, h, q_idx, kv_idx: chosen(q_idx, kv_idx) & (table[q_idx] == table[kv_idx]))
 
     for n in range(3):
-        _check(make(n, torch.arange(9), True))
+        check_trace(make(n, torch.arange(9), True))
     assert len(traced) == 1
     for n in range(3):
-        _check(make(n, torch.arange(9), False))
+        check_trace(make(n, torch.arange(9), False))
     assert len(traced) == 2
 
 
 def test_compositions_and_ready_made_masks(traced: list[Any]) -> None:
     for n in range(1, 4):
         ids = torch.arange(9) // n
-        _check(masks.causal & masks.document(ids))
-        _check(masks.causal | masks.document(ids))
-        _check(~masks.sliding_window(n) & (lambda b, h, q_idx, kv_idx, n=n: kv_idx > n))
-        _check(as_mask_mod(masks.sliding_window(n)))
+        check_trace(masks.causal & masks.document(ids))
+        check_trace(masks.causal | masks.document(ids))
+        check_trace(~masks.sliding_window(n) & (lambda b, h, q_idx, kv_idx, n=n: kv_idx > n))
+        check_trace(as_mask_mod(masks.sliding_window(n)))
     assert len(traced) == 4
 
 
@@ -133,7 +107,7 @@ def test_one_tensor_or_two(traced: list[Any]) -> None:
 
     x, y = torch.randn(2, 9).unbind()
     for pair in ((x, x), (x, y), (y, y), (y, x), (x.clone(), x)):
-        _check(make(*pair))
+        check_trace(make(*pair))
     assert len(traced) == 2
 
 
@@ -159,10 +133,10 @@ def test_attributes_of_an_object(traced: list[Any]) -> None:
             layer.width = n
             layer.bias = torch.nn.Parameter(torch.randn(9))
             layer.plan.scale = n + 0.25
-            _check(layer.mod())
+            check_trace(layer.mod())
     assert len(traced) == 2
     layers[0].plan = type("Plan", (), {"scale": 2.5})()
-    _check(layers[0].mod())
+    check_trace(layers[0].mod())
     assert len(traced) == 3
 
 
@@ -170,12 +144,12 @@ def test_globals(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> Mod:
         return mask_mod(lambda b, h, q_idx, kv_idx: q_idx - kv_idx < GLOBAL)
 
-    _check(make())
+    check_trace(make())
     monkeypatch.setitem(globals(), "GLOBAL", 7)
-    _check(make())
+    check_trace(make())
     assert len(traced) == 1
     monkeypatch.setitem(globals(), "GLOBAL", torch.tensor(2))
-    _check(make())
+    check_trace(make())
     assert len(traced) == 2
 
 
@@ -196,7 +170,7 @@ def test_what_is_not_relocated_is_traced(traced: list[Any]) -> None:
 
         functions: list[Callable[..., Any]] = [imports, from_numpy, from_a_long_list]
         for function in functions:
-            _check(mask_mod(function))
+            check_trace(mask_mod(function))
     assert len(traced) == 6
 
 
@@ -228,7 +202,7 @@ def test_nothing_that_was_captured_is_kept(traced: list[Any]) -> None:
     del layer, bias
     gc.collect()
     assert [reference() for reference in gone] == [None] * 4
-    _check(_Layer().mod())
+    check_trace(_Layer().mod())
 
 
 @pytest.mark.parametrize(

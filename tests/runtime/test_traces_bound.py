@@ -11,39 +11,13 @@ import pytest
 import torch
 
 import flexc
-from flexc import mask_mod, score_mod, traces
-from flexc.frontend.trace import trace
-from flexc.ir.graph import ModKind
-from flexc.mods import Mod, as_score_mod
+from flexc import mask_mod, score_mod
+from flexc.mods import as_score_mod
 from tests.runtime.bound_mods import Biased, add, add_named
+from tests.runtime.retraced import check_trace
 
 Score = Callable[..., Any]
 FIRST = Biased(torch.zeros(9), 3.0)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions that were traced, not relocated."""
-    functions: list[Any] = []
-
-    def noted(function: Callable[..., Any], kind: ModKind) -> Any:
-        functions.append(function)
-        return trace(function, kind)
-
-    monkeypatch.setattr(traces, "trace", noted)
-    traces._templates.clear()
-    return functions
-
-
-def _check(mod: Mod) -> None:
-    """The mod has the graph and the values that tracing gives it, also when asked again."""
-    expected = trace(mod.function, mod.kind)
-    for _ in range(2):
-        found = mod.trace()
-        assert found.graph is expected.graph
-        assert len(found.values) == len(expected.values)
-        for ours, theirs in zip(found.values, expected.values, strict=True):
-            assert ours is theirs or ours == theirs
 
 
 @dataclass
@@ -155,10 +129,10 @@ MAKERS: dict[str, Callable[[torch.Tensor, float], Score]] = {
 @pytest.mark.parametrize("form", MAKERS)
 def test_another_function_of_the_same_code_is_not_traced(traced: list[Any], form: str) -> None:
     for n in range(4):
-        _check(as_score_mod(MAKERS[form](torch.randn(5 + n), n + 0.5)))
+        check_trace(as_score_mod(MAKERS[form](torch.randn(5 + n), n + 0.5)))
     assert len(traced) == 1
     for n in range(2):
-        _check(as_score_mod(MAKERS[form](torch.randn(5 + n).bfloat16(), n + 0.5)))
+        check_trace(as_score_mod(MAKERS[form](torch.randn(5 + n).bfloat16(), n + 0.5)))
     assert len(traced) == 2
 
 
@@ -193,7 +167,7 @@ def test_defaults_that_are_assigned_again(traced: list[Any]) -> None:
     assert mod.trace().values == (7, 5)
     assert len(traced) == 1
     score.__defaults__ = (5.5,)
-    _check(mod)
+    check_trace(mod)
     assert len(traced) == 2
 
 
@@ -216,7 +190,7 @@ def test_kinds_of_bound_values_are_told_apart(traced: list[Any]) -> None:
     for _ in range(2):
         for value in (2, 2.0, True, bias.bfloat16()[3]):
             for mod in (partial(add_named, bias=bias, factor=value), Biased(bias, value)):  # type: ignore[arg-type]
-                _check(as_score_mod(mod))
+                check_trace(as_score_mod(mod))
     assert len(traced) == 8
 
 
@@ -226,8 +200,8 @@ def test_one_tensor_or_two(traced: list[Any]) -> None:
 
     x, y = torch.randn(2, 9).unbind()
     for one, other in ((x, x), (x, y), (y, y), (y, x), (x.clone(), x)):
-        _check(score_mod(partial(both, one, other)))
-        _check(score_mod(lambda s, b, h, q, k, one=one, other=other: both(one, other, s, b, h, q, k)))
+        check_trace(score_mod(partial(both, one, other)))
+        check_trace(score_mod(lambda s, b, h, q, k, one=one, other=other: both(one, other, s, b, h, q, k)))
     assert len(traced) == 4
 
 
@@ -245,10 +219,10 @@ def test_bound_functions_and_names_decide(traced: list[Any]) -> None:
     for _ in range(2):
         for test in (near, far):
             for kind in ("not", "so"):
-                _check(mask_mod(partial(mask, test=test, kind=kind)))
+                check_trace(mask_mod(partial(mask, test=test, kind=kind)))
     assert len(traced) == 4
-    _check(mask_mod(partial(mask, test=partial(near, width=9), kind="so")))
-    _check(mask_mod(partial(mask, test=partial(near, width=10), kind="so")))
+    check_trace(mask_mod(partial(mask, test=partial(near, width=9), kind="so")))
+    check_trace(mask_mod(partial(mask, test=partial(near, width=10), kind="so")))
     assert len(traced) == 5
 
 
@@ -258,7 +232,7 @@ def test_an_object_that_is_compared_as_a_whole_is_traced(traced: list[Any]) -> N
             return score + 1 if self == FIRST else score
 
     for factor in (3.0, 3.0, 2.0, 3.0):
-        _check(as_score_mod(Compares(torch.zeros(9), factor)))
+        check_trace(as_score_mod(Compares(torch.zeros(9), factor)))
     assert len(traced) == 4
 
 
@@ -268,14 +242,14 @@ def test_the_class_of_an_object_decides(traced: list[Any]) -> None:
 
     bias = torch.randn(9)
     for _ in range(2):
-        _check(as_score_mod(Biased(bias)))
-        _check(as_score_mod(Other(bias)))
+        check_trace(as_score_mod(Biased(bias)))
+        check_trace(as_score_mod(Other(bias)))
     assert len(traced) == 2
 
 
 def test_a_class_method_is_traced_once(traced: list[Any]) -> None:
     for _ in range(3):
-        _check(as_score_mod(Biased.of_class))
+        check_trace(as_score_mod(Biased.of_class))
     assert len(traced) == 1
 
 
@@ -286,7 +260,7 @@ def test_numbers_that_python_needs(traced: list[Any]) -> None:
         return score
 
     for count in (2, 2, 3, 3):
-        _check(score_mod(partial(powers, count)))
+        check_trace(score_mod(partial(powers, count)))
     assert len(traced) == 2
 
 
@@ -310,16 +284,16 @@ def test_attributes_that_come_and_go(traced: list[Any]) -> None:
     settings = _Settings()
     for _ in range(2):  # made anew: the settings are the same object
         mod = as_score_mod(_Optional(settings))
-        _check(mod)
+        check_trace(mod)
     assert len(traced) == 1
     vars(mod.function)["bias"] = torch.randn(9)
-    _check(mod)
+    check_trace(mod)
     settings.factor = 2.0
-    _check(mod)
-    _check(as_score_mod(_Optional(settings)))
+    check_trace(mod)
+    check_trace(as_score_mod(_Optional(settings)))
     del vars(mod.function)["bias"], settings.factor
-    _check(mod)
-    _check(as_score_mod(_Optional(settings)))
+    check_trace(mod)
+    check_trace(as_score_mod(_Optional(settings)))
 
 
 class _Helped:
@@ -339,11 +313,11 @@ def test_an_attribute_that_hides_a_method(traced: list[Any]) -> None:
     helper = _Helped()
     for _ in range(2):
         mod = as_score_mod(_Helped(helper))
-        _check(mod)
+        check_trace(mod)
     assert len(traced) == 1
     for owner in (mod.function, helper):
         vars(owner)["change"] = lambda score: score * 3.0
-        _check(mod)
-        _check(as_score_mod(_Helped(helper)))
+        check_trace(mod)
+        check_trace(as_score_mod(_Helped(helper)))
         del vars(owner)["change"]
-        _check(mod)
+        check_trace(mod)
