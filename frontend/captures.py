@@ -6,6 +6,7 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable
+from numbers import Number
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -101,6 +102,8 @@ class Captures:
             return value if _is_trusted(value.__module__) else CapturedObject(self, value, name)
         if isinstance(value, functools._lru_cache_wrapper):
             return self.wrap(value.__wrapped__, name)[0]
+        if isinstance(value, Number) and _is_trusted(kind.__module__):
+            return value  # a fraction or decimal: nothing in it can change
         return CapturedObject(self, value, name) if has_attributes(value) else value
 
     # Functions.

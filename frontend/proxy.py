@@ -221,13 +221,15 @@ OPERATORS = {
     "matmul": "matmul",
 }
 """Python's binary operators, without underscores, by what torch calls each."""
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_EQUALITY = ("eq", "ne")
+"""What any two objects have."""
+_COMPARISONS = ("lt", "le", "gt", "ge", *_EQUALITY)
 _UNARY = {"neg": "neg", "pos": "positive", "invert": "bitwise_not", "abs": "abs"}
 
 
 def _operator(name: str) -> Callable[[Traced, Any], Any]:
     def method(self: Traced, other: Any) -> Any:
-        if not self.tracer.is_operand(other):
+        if not self.tracer.is_operand(other, compares=name in _EQUALITY):
             return NotImplemented
         return self.tracer.call(name, self, other)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
 import torch
 
 from flexc.errors import TraceError, UnsupportedCapture, UnsupportedOperation
+from flexc.frontend.holders import CapturedObject
 from flexc.frontend.host import Apply, Constant, Leaf, Program, SizeOf
 from flexc.frontend.numbers import TracedNumber, traced_number
 from flexc.frontend.proxy import OPERATIONS, Traced
@@ -178,9 +180,16 @@ class Tracer:
 
     # From anything a mod computes with to traced values.
 
-    def is_operand(self, value: object) -> bool:
-        """Whether arithmetic with `value` is ours to do."""
-        return isinstance(value, (Traced, TracedNumber, int, float, torch.Tensor, np.generic))
+    def is_operand(self, value: object, *, compares: bool = False) -> bool:
+        """Whether arithmetic with `value` is ours to do; with `compares`, whether `==` is.
+
+        Raises UnsupportedOperation for what could only be a mistake: numbers of another kind, and objects.
+        """
+        if isinstance(value, (Traced, TracedNumber, int, float, torch.Tensor, np.generic)):
+            return True
+        if not compares and (isinstance(value, Number) or type(value) is CapturedObject):
+            raise _refused(value)
+        return False
 
     def lift(self, value: object) -> Traced:
         """`value` as a traced value. Raises UnsupportedOperation for what is neither number nor tensor."""
@@ -198,11 +207,7 @@ class Tracer:
             return self._weak(self._literal(int(value)), int(value))
         if isinstance(value, float):
             return self._weak(build.const(float(value)), float(value))
-        raise UnsupportedOperation(
-            f"a mod computes with numbers and tensors, not with {type(value).__name__}",
-            hint="convert it to a torch tensor outside the mod",
-            span=span_here(),
-        )
+        raise _refused(value)
 
     def _literal(self, value: int) -> Expr:
         if number_storage(value) is None:
@@ -272,3 +277,18 @@ class Tracer:
                 if isinstance(item, Traced):
                     item.real = lambda i=i: call_real(self, name, args, kwargs, keep=True)[i]
         return result
+
+
+def _refused(value: object) -> UnsupportedOperation:
+    """The error that a mod computes with something else than ints, floats and tensors."""
+    kind = value.__class__.__name__  # of the original, where it is a stand-in
+    hint = "convert it to a torch tensor outside the mod"
+    if isinstance(value, complex):
+        hint = "mods compute in real numbers"
+    elif isinstance(value, Number):
+        hint = f"write float(x) where x is the {kind}: PyTorch's tensors take no {kind} either"
+    elif type(value) is CapturedObject:
+        hint = "use its attributes that are numbers or tensors"
+    return UnsupportedOperation(
+        f"a mod computes with numbers and tensors, not with {kind}", hint=hint, span=span_here()
+    )

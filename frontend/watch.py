@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import CellType
 from typing import Any, NamedTuple
 
 import torch
 
 NO_LEAF = -1
+_IMMUTABLE = (str, bytes, complex, Fraction, torch.device)
 
 
 class Absent:
@@ -125,7 +127,7 @@ def same(old: Any, new: Any) -> bool:
     """Whether an opaque thing is unchanged: the same object, or an equal immutable one."""
     if old is new:
         return True
-    return type(old) is type(new) and type(old) in (str, bytes, complex, torch.device) and bool(old == new)
+    return type(old) is type(new) and type(old) in _IMMUTABLE and bool(old == new)
 
 
 def alike(old: Any, new: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -140,3 +142,17 @@ def test_enum_members_and_numpy_numbers_are_guarded() -> None:
     check(mask, mod.trace())
     other = np.int64(9)
     check(mask, mod.trace())
+
+
+def test_fractions_and_decimals_compute_as_they_are() -> None:
+    share, step = Fraction(1, 3), Decimal("2.5")
+
+    def mask(b, h, q_idx, kv_idx):
+        return (q_idx * float(share + 1) >= kv_idx) & (kv_idx < float(step * 2)) & (q_idx != share)
+
+    mod = mask_mod(mask)
+    first = check(mask, mod.trace()).graph
+    share = Fraction(2, 6)  # an equal one
+    assert check(mask, mod.trace()).graph is first
+    share = Fraction(-1, 2)
+    assert check(mask, mod.trace()).graph is not first

@@ -6,6 +6,9 @@ import linecache
 import math
 import operator
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,9 @@ TABLE = torch.randn(4, 9)
 LENGTH = torch.tensor(7)
 FLAGS = [1, 2, 3]
 COUNT = 3
+THIRD = Fraction(1, 3)
+HALF = Decimal("0.5")
+SIZES = SimpleNamespace(rows=3)
 
 
 def mistypes(b, h, q_idx, kv_idx):
@@ -187,6 +193,18 @@ def strings(b, h, q_idx, kv_idx):
     return torch.where(q_idx >= kv_idx, "a", q_idx)  # type: ignore[call-overload]
 
 
+def multiplies_by_a_fraction(b, h, q_idx, kv_idx):
+    return q_idx * THIRD >= kv_idx
+
+
+def compares_with_a_decimal(b, h, q_idx, kv_idx):
+    return kv_idx < HALF
+
+
+def adds_an_object(b, h, q_idx, kv_idx):
+    return q_idx + SIZES >= kv_idx
+
+
 CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
     (branches, errors.BranchOnTracedValue, "q_idx >= kv_idx", "torch.where"),
     (uses_and, errors.BranchOnTracedValue, "q_idx >= kv_idx and q_idx < 9", "`(a) & (b)`"),
@@ -234,6 +252,9 @@ CASES: list[tuple[Callable[..., Any], type[errors.TraceError], str, str]] = [
     (complex_capture, errors.UnsupportedCapture, "COMPLEX[h]", "convert it before"),
     (huge_capture, errors.UnsupportedCapture, "q_idx < HUGE", "float"),
     (calls_a_ufunc, errors.UnsupportedOperation, "np.abs(q_idx - kv_idx)", "torch.abs(x)"),
+    (multiplies_by_a_fraction, errors.UnsupportedOperation, "q_idx * THIRD", "float(x)"),
+    (compares_with_a_decimal, errors.UnsupportedOperation, "kv_idx < HALF", "float(x)"),
+    (adds_an_object, errors.UnsupportedOperation, "q_idx + SIZES", "attributes"),
     (strings, errors.UnsupportedOperation, 'torch.where(q_idx >= kv_idx, "a", q_idx)', "arguments"),
 ]
 
