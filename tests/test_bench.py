@@ -20,6 +20,7 @@ from flexc.bench.ready import Job, make_ready
 from flexc.bench.report import markdown, mod_costs, notes, rows
 from flexc.bench.results import Cell, Entry, to_json
 from flexc.bench.run import choose_peers, run_cell
+from flexc.bench.sizes import usual_sizes
 from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
 from flexc.sass import Instructions
@@ -205,6 +206,7 @@ def test_a_report_shows_what_kernels_are_made_of_beside_the_times() -> None:
         "instructions": "64 HGMMA 4 UTMA + - + ?", "shared KiB": "200 + 1 + 0",
     }  # fmt: skip
     assert found[1]["torch-flex"] == found[1]["registers"] == ""
+    assert rows(cells[1:])[0] == ["case", "D", "S", "share", "flexc", "of peak", "ms", "host µs"]
     text = markdown(cells, {"device": "a GPU"}, "flexc bench", "2026-11-30")
     assert "Written on 2026-11-30 by\n\n```\nflexc bench\n```\n\non device a GPU." in text
     assert "### Backward\n\n| case |" in text
@@ -219,6 +221,16 @@ def test_what_mods_cost() -> None:
     ]
     cells.append(_cell(True, {"flexc": 2}, (), "alibi"))
     assert mod_costs(cells) == [["", "D", "S", "alibi"], ["forward", "64", "4,096", "80 %"]]
+
+
+def test_a_cpu_has_small_sizes_and_no_column_of_a_gpu() -> None:
+    sizes = usual_sizes(on_gpu=False)
+    grid = list(problems(lengths=(128,), head_dims=(16,), tokens=128, hidden=16, dtype=torch.float32))
+    (plan,) = plans(sizes.cases[:1], grid, own=False, directions=[False])
+    cell = run_cell(plan.make(), plan.problem, peers=choose_peers(["flexc"]), rounds=sizes.rounds)
+    assert rows([cell])[0] == ["case", "D", "S", "share", "flexc", "ms"]
+    assert max(sizes.lengths) * max(sizes.head_dims) * sizes.hidden < 2**24
+    assert usual_sizes(on_gpu=True).cases == tuple(CASES)
 
 
 def test_unknown_names() -> None:

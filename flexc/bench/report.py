@@ -30,7 +30,7 @@ def title(cell: Cell) -> str:
 
 
 def rows(cells: Sequence[Cell]) -> Rows:
-    """Headings, then a row a cell; peers that have no speed in any cell are left out.
+    """Headings, then a row a cell; peers that have no speed in any cell are left out, and so are facts.
 
     Of flexc: TFLOP/s, their share of the GPU's matrix rate, ms, the host's time, and per kernel of a call,
     joined by +: registers a thread, bytes of spill stores/loads, instructions, KiB of shared memory. Of each
@@ -42,7 +42,9 @@ def rows(cells: Sequence[Cell]) -> Rows:
     for name in others:
         heads += [name, "ratio"]
     heads += ["host µs", "registers", "spills B", "instructions", "shared KiB"]
-    return [heads, *(_row(cell, names, others) for cell in cells)]
+    table = [heads, *(_row(cell, names, others) for cell in cells)]
+    kept = [at for at in range(len(heads)) if any(row[at] for row in table[1:])]
+    return [[row[at] for at in kept] for row in table]
 
 
 def _names(cells: Sequence[Cell]) -> list[str]:
@@ -66,7 +68,8 @@ def _row(cell: Cell, names: Sequence[str], others: Sequence[str]) -> list[str]:
     for name in others:
         ratio = cell.ratio(name)
         row += [_speed(_timed(cell, name)), "" if ratio is None else f"{ratio:.2f}"]
-    row.append("" if own is None or own.timing is None else f"{own.timing.host_us:.0f}")
+    host_us = None if own is None or own.timing is None else own.timing.host_us
+    row.append("" if host_us is None else f"{host_us:.0f}")
     kernels = () if own is None else own.kernels
     return row + [_joined(kernels, fact) for fact in (_registers, _spills, _instructions, _shared)]
 

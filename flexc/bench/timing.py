@@ -18,12 +18,15 @@ _CYCLES_PER_S = 2e9
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The device's time for one call (median, 10th and 90th percentile), and the host's for one of many."""
+    """The device's time for one call (median, 10th and 90th percentile), and the host's for one of many.
+
+    On a CPU, which does all of it, the host has no time of its own.
+    """
 
     median_ms: float
     low_ms: float
     high_ms: float
-    host_us: float
+    host_us: float | None
 
 
 Calls = Sequence[Callable[[], object]]
@@ -99,10 +102,9 @@ def _wait(device: torch.device) -> None:
 def _summary(found: Sequence[Callable[[], float]], host: float) -> Timing:
     device_ms = sorted(read() for read in found)
     tenth = len(device_ms) // 10
-    median = statistics.median(device_ms)
     return Timing(
-        median_ms=median,
+        median_ms=statistics.median(device_ms),
         low_ms=device_ms[tenth],
         high_ms=device_ms[-1 - tenth],
-        host_us=host * 1e6 if host else median * 1e3,  # on a CPU the host does it all
+        host_us=host * 1e6 if host else None,
     )

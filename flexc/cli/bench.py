@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +18,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flexc.bench import report
-from flexc.bench.cases import CASES, FIXED_SIZES
+from flexc.bench.cases import CASES
 from flexc.bench.cells import Plan, plans, problems
 from flexc.bench.environment import environment
 from flexc.bench.peers import PEERS, Peer
 from flexc.bench.ready import Job, get_ready
 from flexc.bench.results import Cell, to_json
 from flexc.bench.run import choose_peers, run_cell
+from flexc.bench.sizes import ON_CPU, ON_GPU, usual_sizes
 from flexc.cli.options import Dtype, DtypeOption, Json, split_list, split_numbers
 from flexc.cli.show import console, errors, show_json, show_text
 
 _DIRECTIONS = {"forward": False, "backward": True}
 _COMPILING = 0.6
 """The most of the time allowed that may go by before the first cell is timed."""
+_SMALL = (
+    "There is no GPU: small sizes and few rounds, to see that all is right. "
+    "--cases, --lengths, --head-dims, --hidden and --rounds choose others."
+)
+
+
+def _usual(what: str, name: str) -> str:
+    """The help of an option, with its values on a GPU and on a CPU where it is not given."""
+    gpu, cpu = (str(getattr(sizes, name)).strip("(,)").replace(" ", "") for sizes in (ON_GPU, ON_CPU))
+    return f"{what}; by default {gpu}, on a CPU {cpu}."
 
 
 def bench(
@@ -38,24 +49,23 @@ def bench(
         str | None, typer.Argument(metavar="[FILE.py:NAME]", help="Your own mods instead of --cases.")
     ] = None,
     cases: Annotated[
-        str | None, typer.Option(help=f"Any of {', '.join(CASES)}; by default all, on a CPU the small ones.")
+        str | None,
+        typer.Option(help=f"Any of {', '.join(CASES)}; by default all, on a CPU those without windows."),
     ] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="Sequence lengths; by default 4096,16384, on a CPU 1024.")
-    ] = None,
-    head_dims: Annotated[str, typer.Option(help="Head dimensions.")] = "64,128",
+    lengths: Annotated[str | None, typer.Option(help=_usual("Sequence lengths", "lengths"))] = None,
+    head_dims: Annotated[str | None, typer.Option(help=_usual("Head dimensions", "head_dims"))] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Batch x length; by default the longest length.")
     ] = None,
-    hidden: Annotated[
-        int | None, typer.Option(min=1, help="Heads x head dim; by default 2048, on a CPU 256.")
-    ] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help=_usual("Heads x head dim", "hidden"))] = None,
     dtype: DtypeOption = Dtype.BF16,
     peers: Annotated[
         str, typer.Option(help=f"Any of {', '.join(p.name for p in PEERS)}; by default all.")
     ] = "",
     directions: Annotated[str, typer.Option(help="Any of forward, backward.")] = "forward,backward",
-    rounds: Annotated[int, typer.Option(min=3, help="Timed calls of each peer, in turns.")] = 20,
+    rounds: Annotated[
+        int | None, typer.Option(min=3, help=_usual("Timed calls of each peer, in turns", "rounds"))
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(min=1, help="Seconds for all; drops rounds, and what does not compile.")
     ] = None,
@@ -73,39 +83,51 @@ def bench(
     Everything is compiled first, in processes side by side. TFLOP/s count only the pairs that may attend.
 
     A wrong result gets no speed: samples of the output, or of the gradients. The backward is timed alone.
+
+    On a CPU the usual sizes are small, and the whole takes half a minute.
     """
     before = time.monotonic()
     on_gpu = torch.cuda.is_available()
-    sizes = split_numbers(lengths or ("4096,16384" if on_gpu else "1024"), "--lengths")
+    usual = usual_sizes(on_gpu=on_gpu)
+    sizes = split_numbers(lengths, "--lengths") if lengths else list(usual.lengths)
     grid = list(
         problems(
             lengths=sizes,
-            head_dims=split_numbers(head_dims, "--head-dims"),
+            head_dims=split_numbers(head_dims, "--head-dims") if head_dims else usual.head_dims,
             tokens=tokens or max(sizes),
-            hidden=hidden or (2048 if on_gpu else 256),
+            hidden=hidden or usual.hidden,
             dtype=dtype.torch,
         )
     )
     chosen = choose_peers(split_list(peers, "--peers") if peers else [])
-    names = split_list(cases, "--cases") if cases else [c for c in CASES if on_gpu or c not in FIXED_SIZES]
+    names = split_list(cases, "--cases") if cases else usual.cases
     wanted = plans([mod] if mod else names, grid, own=mod is not None, directions=_directions(directions))
     for plan in wanted:
         plan.make()  # a name that does not exist is an error now
+    rounds = rounds or usual.rounds
     deadline = None if budget is None else before + budget
     absent = _get_ready(wanted, chosen, jobs, budget) if on_gpu else {}
     settings = {"rounds": rounds, "budget": budget, "command": _command()}
-    cells = []
-    for cell in _run(wanted, chosen, absent, rounds, deadline):
-        cells.append(cell)
-        errors.print(f"[dim]{escape(report.title(cell))}[/]", highlight=False)
-        if save is not None:
-            save.write_text(_text(cells, settings, in_markdown=save.suffix == ".md"))
+    cells = _collect(_run(wanted, chosen, absent, rounds, deadline), settings, save)
     if as_json:
         show_json(to_json(cells, settings))
     elif markdown:
         show_text(_text(cells, settings, in_markdown=True))
     else:
         _show(cells)
+        if not on_gpu and lengths is None:
+            console.print(_SMALL, markup=False, style="dim")
+
+
+def _collect(found: Iterable[Cell], settings: dict[str, Any], save: Path | None) -> list[Cell]:
+    """The cells as they are found, each told of, and all so far written to `save`."""
+    cells = []
+    for cell in found:
+        cells.append(cell)
+        errors.print(f"[dim]{escape(report.title(cell))}[/]", highlight=False)
+        if save is not None:
+            save.write_text(_text(cells, settings, in_markdown=save.suffix == ".md"))
+    return cells
 
 
 def _directions(text: str) -> list[bool]:
