@@ -159,10 +159,10 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             f"q has batch {batch} and k has {kv_batch}",
             hint=f"k.expand({batch}, -1, -1, -1) shares one without a copy",
         )
-    if kv_heads == 0 or heads % kv_heads != 0:
+    if heads == 0 or kv_heads == 0 or heads % kv_heads != 0:
         raise ShapeMismatch(
             f"q has {heads} heads and k has {kv_heads}",
-            hint="the query heads must be a multiple of the kv heads",
+            hint="the query heads must be a multiple of the kv heads, which are 1 or more",
         )
 
 

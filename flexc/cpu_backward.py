@@ -224,6 +224,8 @@ class _Work:
         grad_out, lse = self._matrix(tile, self.grad_out), self._matrix(tile, self.lse)
         shift = lse.masked_fill(lse == -math.inf, 0.0)  # a row without keys: exp(-inf - 0) is 0
         sums = q.sum() + grad_out.sum() + shift.sum()
+        if self.grad_lse is not None:
+            sums = sums + self._matrix(tile, self.grad_lse).sum()
         return _Rows(q, grad_out, shift, bool(sums.isfinite()))
 
     def _of_sink(self, tile: Tile, rows: _Rows) -> torch.Tensor:

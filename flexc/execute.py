@@ -132,7 +132,7 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 def in_autocast_dtype(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v in the dtype of autocast, where it is on for their device."""
+    """q, k and v in the dtype of autocast, where it is on for their device; fp64 stays, as in PyTorch."""
     device = q.device.type  # on others autocast does not exist, and asking for it is an error
     if device not in ("cuda", "cpu") or not torch.is_autocast_enabled(device):
         return q, k, v
@@ -141,7 +141,7 @@ def in_autocast_dtype(
 
 
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype) if x.is_floating_point() else x
+    return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
 def new_seed(device: torch.device) -> torch.Tensor:

@@ -46,6 +46,10 @@ def vmapped(
     The first `n_batched` tensors have a batch dimension, into which the mapped one is folded where `folds`
     holds and the others are not mapped. Otherwise one call after another.
     """
+    if size == 0:  # the results of one tell the shapes of those of none
+        one = [x if dim is None else _like_entry(x, dim) for x, dim in zip(tensors, dims, strict=True)]
+        results = run(*one)
+        return tuple(x.new_empty((0, *x.shape)) for x in results), (0,) * len(results)
     if folds and all(dim is None for dim in dims[n_batched:]):
         batched = [
             _folded(x, dim, size) for x, dim in zip(tensors[:n_batched], dims[:n_batched], strict=True)
@@ -58,6 +62,12 @@ def vmapped(
     ]
     stacked = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
     return stacked, (0,) * len(stacked)
+
+
+def _like_entry(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros of the shape of one entry of a mapped tensor."""
+    dim %= x.dim()
+    return x.new_zeros((*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
 def _folded(x: torch.Tensor | None, dim: int | None, size: int) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from flexc.errors import InternalError
-from flexc.ir.adjoint_rules import RULES, Part
+from flexc.ir.adjoint_rules import NO_DERIVATIVE, RULES, Part
 from flexc.ir.build import FALSE, TRUE, binary, const, input_, logic, unary, where
 from flexc.ir.expr import Expr, inputs_of, topological
 from flexc.ir.ops import COMPARISONS, Input, Op
@@ -165,10 +165,10 @@ def obstacle(score: Expr, slot: int) -> str | None:
         return "is not read"
     if not reached.isdisjoint(reads):
         return None
-    ways = [node for node in topological(score) if _stops(node, slot)]
-    if any(node.op in COMPARISONS for node in ways):
-        return "is only compared with something, and a comparison is true or false"
-    return "is only read as an integer, which changes in steps"
+    compared = [node.op for node in topological(score) if node.op in COMPARISONS and _stops(node, slot)]
+    if compared:
+        return f"is only compared with something, and a comparison {NO_DERIVATIVE[compared[0]]}"
+    return f"is only read as an integer: a conversion {NO_DERIVATIVE[Op.CAST]}"
 
 
 def _reached(score: Expr) -> set[Expr]:

@@ -232,5 +232,5 @@ NO_DERIVATIVE: dict[Op, str] = {
     **dict.fromkeys((Op.FLOORDIV, Op.MOD, Op.SHL, Op.SHR), _INTEGERS),
     **dict.fromkeys((Op.BIT_AND, Op.BIT_OR, Op.BIT_XOR, Op.BIT_NOT), _INTEGERS),
     **dict.fromkeys((Op.LT, Op.LE, Op.EQ, Op.NE, Op.AND, Op.OR, Op.NOT), _TRUTH),
-    Op.CAST: "makes an integer, or is made of one",
+    Op.CAST: "makes an integer or is made of one, and integers change in steps",
 }

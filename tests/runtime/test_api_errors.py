@@ -62,6 +62,7 @@ Q, K = t(2, 4, 10, 16), t(2, 2, 12, 16)
         (Q, K[:1], K[:1], "q has batch 2 and k has 1", "k.expand(2, -1, -1, -1)"),
         (Q, t(2, 3, 12, 16), t(2, 3, 12, 16), "q has 4 heads and k has 3", "multiple of the kv heads"),
         (Q, t(2, 0, 12, 16), t(2, 0, 12, 16), "q has 4 heads and k has 0", "multiple"),
+        (t(2, 0, 10, 16), K, K, "q has 0 heads and k has 2", "1 or more"),
     ],
 )
 def test_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, message: str, hint: str) -> None:

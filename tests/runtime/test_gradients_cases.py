@@ -137,6 +137,23 @@ def test_a_row_that_is_nan_spoils_only_what_it_sees() -> None:
             assert one[:, :, : bad + 1].isnan().all()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_gradient_of_an_lse_without_keys_changes_nothing(bad: float, backend: str) -> None:
+    """Merging two states that are both empty in a row gives such a gradient: of a logarithm of 0."""
+    leaves = _leaves(2, 1, 150, 150, 16, 16)
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx % 3 != 1) & (q_idx >= kv_idx)
+
+    grads = [torch.randn(1, 2, 150, 16), torch.randn(1, 2, 150)]
+    results = flexc.attention(*leaves, mask_mod=mask, return_lse=True, backend=backend)
+    expected = torch.autograd.grad(results, leaves, grads, retain_graph=True)
+    grads[1][:, :, 1::3] = bad
+    for actual, wanted in zip(torch.autograd.grad(results, leaves, grads), expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
 def test_parameters_of_a_score() -> None:
     """Without dimensions; one tensor read at two indices; a bias that a layer made."""
     leaves = _leaves(2, 2, 70, 70, 16, 16)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.compiled_autograd import _enable
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -148,6 +149,29 @@ def test_autocast() -> None:
     for grad, expected in zip(grads, _grads(layer, layer(x)), strict=True):
         assert grad.dtype is torch.float32
         torch.testing.assert_close(grad, expected, rtol=0.1, atol=0.2 * float(expected.abs().max()))
+
+
+def test_autocast_leaves_fp64_alone() -> None:
+    q = torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = flexc.attention(q, q, q)
+    assert out.dtype is torch.float64
+    assert torch.equal(out, flexc.attention(q, q, q))
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_compiled_autograd(dropout_p: float) -> None:
+    """The backward of a model that is not compiled, compiled as one graph."""
+    layer, x = Layer(dropout_p=dropout_p), torch.randn(2, 12, 8)
+    torch.manual_seed(1)
+    expected = _grads(layer, layer(x))
+    torch.manual_seed(1)
+    torch.compiler.reset()
+    with _enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        layer(x).pow(2).sum().backward()
+    for parameter, grad in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
 
 
 def test_copies_and_pickles_of_models() -> None:

@@ -97,6 +97,15 @@ def test_vmap_drops_the_same_pairs_for_all() -> None:
     torch.testing.assert_close([x[2] for x in found], list(expected))
 
 
+def test_vmap_of_nothing() -> None:
+    inputs = [torch.zeros(0, *x.shape) for x in _inputs()]
+    for number, each in ((3, (0, 0, 0, None)), (4, (0, 0, 0, 0))):
+        given = [*inputs[:number], *_inputs()[number:]]
+        assert vmap(_attend, in_dims=each)(*given).shape == (0, *SHAPE)
+        gradient = grad(lambda *x: _attend(*x).sum(), argnums=(0, 2))
+        assert [x.shape for x in vmap(gradient, in_dims=each)(*given)] == [(0, *SHAPE)] * 2
+
+
 NO_DIRECTION = "forward-mode derivatives"
 
 
