@@ -108,6 +108,16 @@ class Scope:
     exact: frozenset[Expr] = frozenset()
 
 
+def fresh_name(taken: set[str], stem: str) -> str:
+    """`stem`, or with a number behind it, so that it is not in `taken`; now it is."""
+    name, n = stem, 1
+    while name in taken:
+        n += 1
+        name = f"{stem}_{n}"
+    taken.add(name)
+    return name
+
+
 def emit(scope: Scope, roots: Sequence[Expr], results: Sequence[str | None]) -> Block:
     """Statements that compute `roots`. A result name of None leaves that root as an expression."""
     writer = _Writer(scope, roots, {r: name for r, name in zip(roots, results, strict=True) if name})
@@ -193,12 +203,7 @@ class _Writer:
         return total
 
     def _fresh(self, stem: str) -> str:
-        name, n = stem, 1
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
+        return fresh_name(self.taken, stem)
 
     def _operand(self, node: Expr, least: int) -> str:
         text, strength = self.known[node]

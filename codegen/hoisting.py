@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flexc.codegen.arguments import RESERVED
 from flexc.codegen.distance import inputs_beside
-from flexc.codegen.emit import LINE_LENGTH, Scope, emit, hoisted_name
+from flexc.codegen.emit import LINE_LENGTH, Scope, emit, fresh_name, hoisted_name
 from flexc.codegen.kernel_form import (
     decisive,
     fold_scale,
@@ -188,12 +188,7 @@ class Hoisting:
 
     def fresh(self, stem: str) -> str:
         """A name that nothing has yet."""
-        name, n = stem, 1
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
+        return fresh_name(self.taken, stem)
 
     def element(self, name: str, root: Expr, meaning: Expr) -> Element:
         """`root` as a function of what is left to do per element; `meaning` is what the user wrote."""

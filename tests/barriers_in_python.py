@@ -1,8 +1,9 @@
-"""The barriers of a GPU's shared memory, for threads: counts, bytes and phases as the hardware has."""
+"""Threads as the warps of a GPU, and barriers as in its memory: counts, bytes and phases as it has."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 PATIENCE = 20.0
@@ -59,3 +60,22 @@ def wait(barrier: Barrier, phase: Any, pred: Any = True) -> None:
     """Wait for the end of a phase, if `pred`."""
     if pred:
         barrier.wait(int(phase))
+
+
+def side_by_side(work: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
+    """`work` of each arguments on a thread of its own; raises what the first that failed raised."""
+    failures: list[BaseException] = []
+
+    def run(*given: Any) -> None:
+        try:
+            work(*given)
+        except BaseException as failure:  # raised again below
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=given, daemon=True) for given in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.barriers_in_python import Barrier, Barriers, arrive, wait
+from tests.barriers_in_python import Barrier, Barriers, arrive, side_by_side, wait
 
 _HERE = threading.local()
 
@@ -215,24 +215,14 @@ def _wait_products(number: int, deps: list[Any]) -> Any:
 
 
 def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
-    failures: list[BaseException] = []
     program = _HERE.program
 
     def run(role: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         _HERE.program = program
-        try:
-            with np.errstate(all="ignore"):
-                role(*arguments)
-        except BaseException as failure:  # raised again below
-            failures.append(failure)
+        with np.errstate(all="ignore"):
+            role(*arguments)
 
-    threads = [threading.Thread(target=run, args=role, daemon=True) for role in roles]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    side_by_side(run, roles)
 
 
 def _read(pointer: Pointer, mask: Any = True, other: Any = 0) -> Tile:
@@ -377,22 +367,12 @@ def run(source: str, entry: str, arguments: Mapping[str, Any], programs: int) ->
     with _modules():
         exec(compile(source, "<generated>", "exec"), scope)
     values = {name: _argument(value) for name, value in arguments.items()}
-    failures: list[BaseException] = []
 
     def program(number: int) -> None:
         _HERE.program = (number, programs)
-        try:
-            scope[entry](**values)
-        except BaseException as failure:  # raised again below
-            failures.append(failure)
+        scope[entry](**values)
 
-    threads = [threading.Thread(target=program, args=(n,), daemon=True) for n in range(programs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    side_by_side(program, [(n,) for n in range(programs)])
 
 
 def _argument(value: Any) -> Any:

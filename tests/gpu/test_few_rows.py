@@ -11,11 +11,10 @@ import torch
 import flexc
 from flexc import masks, scores
 from flexc.launcher import recording
+from tests.gpu.inputs import NEEDS_SM90
 from tests.oracle import golden
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
-)
+pytestmark = NEEDS_SM90
 Mod = Callable[..., Any]
 
 

@@ -9,6 +9,7 @@ import torch
 
 import flexc
 from flexc import build, masks
+from tests.gpu.inputs import random_qkv
 from tests.oracle import golden
 
 
@@ -19,41 +20,24 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) 
     return result[0]
 
 
-def _qkv(
-    q_len: int,
-    kv_len: int,
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 64,
-    dim_v: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        torch.randn(2, heads, q_len, dim, device="cuda").to(dtype),
-        torch.randn(2, kv_heads, kv_len, dim, device="cuda").to(dtype),
-        torch.randn(2, kv_heads, kv_len, dim if dim_v is None else dim_v, device="cuda").to(dtype),
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [1, 8, 31, 72, 80, 96, 128, 160, 256, 512])
 def test_head_dims(dim: int, dtype: torch.dtype) -> None:
-    _check(*_qkv(200, 333, dim=dim, dtype=dtype), mask_mod=masks.causal)
-    _check(*_qkv(200, 333, dim=dim, dtype=dtype))
+    _check(*random_qkv(200, 333, dim=dim, dtype=dtype), mask_mod=masks.causal)
+    _check(*random_qkv(200, 333, dim=dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("mask", [None, masks.causal], ids=["none", "causal"])
 @pytest.mark.parametrize("sizes", [(1.0, 1.0, 1.0), (6.0, 3.0, 1.0), (1e10, 1e-10, 1e6)], ids=str)
 def test_single_precision_of_any_size(dim: int, mask: Any, sizes: tuple[float, ...]) -> None:
-    q, k, v = _qkv(1111, 1500, dim=dim, dtype=torch.float32)
+    q, k, v = random_qkv(1111, 1500, dim=dim, dtype=torch.float32)
     _check(q * sizes[0], k * sizes[1], v * sizes[2], mask_mod=mask)
     _check(q * sizes[0], k * sizes[1] + sizes[1], v * sizes[2] + 3 * sizes[2], mask_mod=mask)
 
 
 def test_inf_and_nan_are_where_plain_products_have_them() -> None:
-    q, k, v = _qkv(300, 333, dtype=torch.float32)
+    q, k, v = random_qkv(300, 333, dtype=torch.float32)
     v[0, 0, 5, 3], v[0, 0, 7, 4], v[0, 0, 9, 5] = float("inf"), -float("inf"), float("nan")
     q[..., 2] = q[..., 2].abs() + 0.1
     k[0, 0, 11, 2] = -float("inf")
@@ -62,48 +46,48 @@ def test_inf_and_nan_are_where_plain_products_have_them() -> None:
 
 @pytest.mark.parametrize(("dim", "dim_v"), [(64, 128), (192, 128), (128, 64), (576 - 64, 500)])
 def test_values_of_another_head_dim(dim: int, dim_v: int) -> None:
-    _check(*_qkv(300, 333, dim=dim, dim_v=dim_v), mask_mod=masks.causal)
+    _check(*random_qkv(300, 333, dim=dim, dim_v=dim_v), mask_mod=masks.causal)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 2), (7, 1), (28, 4), (3, 3)])
 def test_groups_of_any_size(heads: int, kv_heads: int) -> None:
-    _check(*_qkv(1, 1000, heads=heads, kv_heads=kv_heads))
-    _check(*_qkv(130, 1000, heads=heads, kv_heads=kv_heads), mask_mod=masks.prefix_lm(900))
+    _check(*random_qkv(1, 1000, heads=heads, kv_heads=kv_heads))
+    _check(*random_qkv(130, 1000, heads=heads, kv_heads=kv_heads), mask_mod=masks.prefix_lm(900))
 
 
 @pytest.mark.parametrize(
     ("q_len", "kv_len"), [(1, 1), (1, 1000), (1000, 1), (129, 63), (127, 65), (0, 5), (5, 0), (10000, 10000)]
 )
 def test_any_lengths(q_len: int, kv_len: int) -> None:
-    _check(*_qkv(q_len, kv_len, heads=2, kv_heads=1), mask_mod=masks.sliding_window(77))
-    _check(*_qkv(q_len, kv_len, heads=2, kv_heads=1))
+    _check(*random_qkv(q_len, kv_len, heads=2, kv_heads=1), mask_mod=masks.sliding_window(77))
+    _check(*random_qkv(q_len, kv_len, heads=2, kv_heads=1))
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
 def test_any_scale(scale: float) -> None:
-    _check(*_qkv(140, 140), mask_mod=masks.causal, scale=scale)
+    _check(*random_qkv(140, 140), mask_mod=masks.causal, scale=scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sinks(dtype: torch.dtype) -> None:
     sinks = torch.tensor([0.5, -1.0, float("-inf"), 30.0], device="cuda", dtype=dtype)
-    _check(*_qkv(140, 140), mask_mod=masks.causal, sinks=sinks)
-    _check(*_qkv(140, 140), sinks=sinks)
-    _check(*_qkv(140, 140), sinks=sinks.repeat_interleave(2)[::2])
+    _check(*random_qkv(140, 140), mask_mod=masks.causal, sinks=sinks)
+    _check(*random_qkv(140, 140), sinks=sinks)
+    _check(*random_qkv(140, 140), sinks=sinks.repeat_interleave(2)[::2])
 
 
 def test_rows_and_tiles_without_keys() -> None:
     def late(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= 200) & (kv_idx >= 20) & (q_idx % 3 != 1)
 
-    out = _check(*_qkv(333, 250), mask_mod=late)
+    out = _check(*random_qkv(333, 250), mask_mod=late)
     assert (out[:, :, :200] == 0).all()
-    _check(*_qkv(333, 250), mask_mod=late, sinks=torch.randn(4, device="cuda"))
+    _check(*random_qkv(333, 250), mask_mod=late, sinks=torch.randn(4, device="cuda"))
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float) -> None:
-    q, k, v = _qkv(300, 333)
+    q, k, v = random_qkv(300, 333)
 
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx)
@@ -170,11 +154,11 @@ def test_several_0_dim_tensors_on_the_cpu() -> None:
         return score * bias
 
     for _ in range(2):
-        _check(*_qkv(140, 140), mask_mod=band, score_mod=shifted)
+        _check(*random_qkv(140, 140), mask_mod=band, score_mod=shifted)
 
 
 def test_autocast_computes_in_its_dtype() -> None:
-    q, k, v = _qkv(100, 100)
+    q, k, v = random_qkv(100, 100)
     with torch.autocast("cuda", torch.bfloat16):
         out = flexc.attention(q.float(), k, v)
     assert out.dtype == torch.bfloat16
@@ -182,7 +166,7 @@ def test_autocast_computes_in_its_dtype() -> None:
 
 
 def test_lower_precision_keys_and_values() -> None:
-    q, k, v = _qkv(140, 140, dtype=torch.float32)
+    q, k, v = random_qkv(140, 140, dtype=torch.float32)
     out = flexc.attention(q, k.bfloat16(), v.bfloat16())
     golden(q, k.bfloat16().float(), v.bfloat16().float()).check(out)
 
@@ -193,7 +177,7 @@ def test_block_masks_of_any_size_of_pytorch_too() -> None:
     def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return q_idx >= kv_idx
 
-    q, k, v = _qkv(500, 500)
+    q, k, v = random_qkv(500, 500)
     plain = golden(q, k, v, mask_mod=causal)
     for block in (16, 48, 64, 128, 256):
         theirs = create_block_mask(causal, None, None, 500, 500, device="cuda", BLOCK_SIZE=block)
@@ -212,7 +196,7 @@ def test_what_changes_only_data_or_lengths_compiles_nothing() -> None:
     before = None
     for step in range(1, 40):
         batch = 2 if step % 5 else 1
-        q, k, v = (x[:batch] for x in _qkv(1 + step % 3, 128 + step))
+        q, k, v = (x[:batch] for x in random_qkv(1 + step % 3, 128 + step))
         offsets = torch.randint(0, 9, (batch,), device="cuda")
         _check(q, k, v, mask_mod=windows(step, offsets))
         before = build.compilations if before is None else before
@@ -225,7 +209,7 @@ def test_values_written_in_place_are_seen() -> None:
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return documents[q_idx] == documents[kv_idx]
 
-    q, k, v = _qkv(300, 300)
+    q, k, v = random_qkv(300, 300)
     for cut in (100, 150, 299):
         _check(q, k, v, mask_mod=mask)
         _check(q, k, v, mask_mod=mask)

@@ -12,34 +12,11 @@ from flexc import masks, scores
 from flexc.errors import LayoutMismatch, UnsupportedFeature
 from flexc.execute import new_seed
 from flexc.philox import kept
+from tests.gpu.inputs import HOPPER_MODS, NEEDS_SM90, random_qkv
 from tests.mods import corpus
 from tests.oracle import golden
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
-)
-
-ENTRIES = (
-    "causal", "window_and_first_keys", "prefix_lm_by_batch", "document_by_batch", "natten2d", "alibi_causal",
-    "two_windows_by_head", "softcap_window", "relative_bias", "tree", "nothing_allowed", "whole_rows_masked",
-    "full_bias", "gym_activation_gelu", "page_table", "random_bits_by_hashing",
-)  # fmt: skip
-
-
-def _qkv(
-    q_len: int,
-    kv_len: int,
-    *,
-    batch: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 64,
-    dim_v: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shapes = ((heads, q_len, dim), (kv_heads, kv_len, dim), (kv_heads, kv_len, dim_v or dim))
-    q, k, v = (torch.randn(batch, *shape, device="cuda").to(dtype) for shape in shapes)
-    return q, k, v
+pytestmark = NEEDS_SM90
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -52,10 +29,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) 
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", HOPPER_MODS)
 def test_mods(name: str, dim: int) -> None:
     case = corpus()[name].make("cuda")
-    q, k, v = _qkv(
+    q, k, v = random_qkv(
         case.q_len, case.kv_len, batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, dim=dim
     )
     _check(q, k, v, mask_mod=case.mask, score_mod=case.score)
@@ -67,7 +44,7 @@ def test_mods(name: str, dim: int) -> None:
 )
 def test_head_dims(dim: int, dim_v: int) -> None:
     for mask in (None, masks.causal):
-        _check(*_qkv(700, 777, dim=dim, dim_v=dim_v, dtype=torch.float16), mask_mod=mask)
+        _check(*random_qkv(700, 777, dim=dim, dim_v=dim_v, dtype=torch.float16), mask_mod=mask)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +52,11 @@ def test_head_dims(dim: int, dim_v: int) -> None:
 )
 def test_lengths(q_len: int, kv_len: int) -> None:
     for mask in (None, masks.sliding_window(77)):
-        _check(*_qkv(q_len, kv_len, heads=3, kv_heads=1), mask_mod=mask)
+        _check(*random_qkv(q_len, kv_len, heads=3, kv_heads=1), mask_mod=mask)
 
 
 def test_more_tiles_than_multiprocessors_of_uneven_length() -> None:
-    q, k, v = _qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
+    q, k, v = random_qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
     for mask in (None, masks.causal, masks.causal & masks.sliding_window(300)):
         out = _check(q, k, v, mask_mod=mask)
         again = flexc.attention(q, k, v, mask_mod=mask, backend="hopper")
@@ -109,7 +86,7 @@ def _seed(seed: int) -> int:
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("p", [0.1, 0.75, 1.0])
 def test_dropout(p: float, dim: int) -> None:
-    q, k, v = _qkv(300, 333, dim=dim)
+    q, k, v = random_qkv(300, 333, dim=dim)
     arguments: dict[str, Any] = {"mask_mod": masks.causal, "score_mod": scores.softcap(3.0), "dropout_p": p}
     expected = golden(q, k, v, dropout_seed=_seed(7), **arguments)
     out, lse = flexc.attention(q, k, v, return_lse=True, backend="hopper", **arguments)
@@ -119,7 +96,7 @@ def test_dropout(p: float, dim: int) -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_backends_drop_the_same_weights(dim: int) -> None:
     """With one-hot values the output is the weights themselves."""
-    q, k, _ = _qkv(1000, dim, heads=4, kv_heads=2, dim=dim)
+    q, k, _ = random_qkv(1000, dim, heads=4, kv_heads=2, dim=dim)
     v = torch.eye(dim, device="cuda", dtype=torch.bfloat16).expand(2, 2, dim, dim).contiguous()
     seed = _seed(3)
     out = flexc.attention(q, k, v, dropout_p=0.3, backend="hopper")
@@ -135,7 +112,7 @@ def test_backends_drop_the_same_weights(dim: int) -> None:
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
 def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float, dim: int) -> None:
-    q, k, v = _qkv(300, 333, dim=dim)
+    q, k, v = random_qkv(300, 333, dim=dim)
 
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx)
@@ -150,14 +127,14 @@ def test_keys_and_values_that_no_row_sees_have_no_effect(poison: float, dim: int
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("score", [None, scores.softcap(30.0)], ids=["none", "soft_cap"])
 def test_a_row_with_one_key_is_its_value(score: Any, dim: int) -> None:
-    q, k, v = _qkv(500, 500, dim=dim)
+    q, k, v = random_qkv(500, 500, dim=dim)
     out = flexc.attention(q, k, v, mask_mod=masks.causal, score_mod=score, backend="hopper")
     values = v[:, :, 0].repeat_interleave(2, 1)
     assert torch.equal(out[:, :, 0], values), "its weight is 1, which no rounding changes"
 
 
 def test_distances_far_from_the_start() -> None:
-    q, k, v = _qkv(128, 40000, batch=1, heads=2, kv_heads=1)
+    q, k, v = random_qkv(128, 40000, batch=1, heads=2, kv_heads=1)
 
     def late(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + 0.01 * (kv_idx - q_idx)
@@ -170,7 +147,7 @@ def test_distances_far_from_the_start() -> None:
 
 def test_repeated_calls_find_their_tensors() -> None:
     for n in range(4):
-        q, k, v = _qkv(500, 500)
+        q, k, v = random_qkv(500, 500)
         held = [torch.empty(1 << (20 + n), device="cuda")]
         _check(q, k, v, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
         _check(q, k, v, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
@@ -178,7 +155,7 @@ def test_repeated_calls_find_their_tensors() -> None:
 
 
 def test_streams_and_graphs() -> None:
-    q, k, v = _qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
+    q, k, v = random_qkv(2100, 2100, heads=24, kv_heads=8, dim=128)
     expected = flexc.attention(q, k, v, mask_mod=masks.causal, backend="hopper")
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -202,7 +179,7 @@ def test_streams_and_graphs() -> None:
 
 def test_a_compiled_kernel_is_called() -> None:
     kernel = flexc.compile(mask_mod=masks.causal, head_dim=64, return_lse=True, backend="hopper")
-    q, k, v = _qkv(300, 333)
+    q, k, v = random_qkv(300, 333)
     out, lse = kernel(q, k, v)
     golden(q, k, v, mask_mod=masks.causal).check(out, lse)
     assert torch.equal(kernel(q.mT.contiguous().mT, k, v)[0], out)
@@ -217,7 +194,7 @@ def test_a_compiled_kernel_is_called() -> None:
 
 def test_a_compiled_kernel_drops_the_weights_that_attention_drops() -> None:
     kernel = flexc.compile(mask_mod=masks.causal, head_dim=64, dropout=True, backend="hopper")
-    q, k, v = _qkv(300, 333)
+    q, k, v = random_qkv(300, 333)
     torch.manual_seed(3)
     out, _ = kernel(q, k, v, dropout_p=0.25)
     torch.manual_seed(3)

@@ -14,35 +14,14 @@ from flexc import backends, masks, scores
 from flexc.call import Gradients
 from flexc.launcher import recording
 from flexc.philox import kept
+from tests.gpu.inputs import HOPPER_MODS, NEEDS_SM90, random_qkv
 from tests.gradients import Problem, check_gradients, differentiable_slots, problem
 from tests.mods import corpus
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
-)
+pytestmark = NEEDS_SM90
 
-ENTRIES = (
-    "causal", "window_and_first_keys", "prefix_lm_by_batch", "document_by_batch", "natten2d", "alibi_causal",
-    "two_windows_by_head", "softcap_window", "relative_bias", "tree", "nothing_allowed", "whole_rows_masked",
-    "full_bias", "gym_activation_gelu", "page_table", "random_bits_by_hashing",
-)  # fmt: skip
 MAIN = "attention_backward"
 NAMES = ("q", "k", "v")
-
-
-def _qkv(
-    q_len: int,
-    kv_len: int,
-    *,
-    batch: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 64,
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shapes = ((heads, q_len, dim), (kv_heads, kv_len, dim), (kv_heads, kv_len, dim))
-    q, k, v = (torch.randn(batch, *shape, device="cuda").to(dtype) for shape in shapes)
-    return q, k, v
 
 
 def _gradients(given: Problem, names: tuple[str | int, ...]) -> Gradients:
@@ -67,10 +46,10 @@ def _check(*qkv: torch.Tensor, learned: bool = False, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", HOPPER_MODS)
 def test_mods(name: str, dim: int) -> None:
     case = corpus()[name].make("cuda")
-    q, k, v = _qkv(
+    q, k, v = random_qkv(
         case.q_len, case.kv_len, batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, dim=dim
     )
     if case.q_len < 64:
@@ -81,7 +60,7 @@ def test_mods(name: str, dim: int) -> None:
 @pytest.mark.parametrize("dim", [40, 64, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_head_dims(dim: int, dtype: torch.dtype) -> None:
-    qkv = _qkv(700, 777, dim=dim, dtype=dtype)
+    qkv = random_qkv(700, 777, dim=dim, dtype=dtype)
     _check(*qkv)
     _check(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
 
@@ -92,12 +71,12 @@ def test_head_dims(dim: int, dtype: torch.dtype) -> None:
 )
 def test_lengths(q_len: int, kv_len: int, dim: int) -> None:
     for mask in (None, masks.sliding_window(77)):
-        _check(*_qkv(q_len, kv_len, heads=3, kv_heads=1, dim=dim), mask_mod=mask)
+        _check(*random_qkv(q_len, kv_len, heads=3, kv_heads=1, dim=dim), mask_mod=mask)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_groups_sinks_and_gradients_of_the_lse(dim: int) -> None:
-    qkv = _qkv(1111, 1111, heads=8, dim=dim)
+    qkv = random_qkv(1111, 1111, heads=8, dim=dim)
     arguments: dict[str, Any] = {"sinks": torch.randn(8, device="cuda"), "with_lse": True}
     slopes = torch.rand(8, device="cuda")
     _check(*qkv, mask_mod=masks.causal, score_mod=scores.alibi(slopes), **arguments)
@@ -127,7 +106,7 @@ def _learned(kind: str, heads: int, q_len: int, kv_len: int) -> Callable[..., An
 def test_learned(kind: str, dim: int, heads: int, kv_heads: int, q_len: int, kv_len: int) -> None:
     score = _learned(kind, heads, q_len, kv_len)
     for mask in (None, masks.causal):
-        qkv = _qkv(q_len, kv_len, heads=heads, kv_heads=kv_heads, dim=dim)
+        qkv = random_qkv(q_len, kv_len, heads=heads, kv_heads=kv_heads, dim=dim)
         _check(*qkv, learned=True, mask_mod=mask, score_mod=score)
 
 
@@ -136,13 +115,13 @@ def test_learned(kind: str, dim: int, heads: int, kv_heads: int, q_len: int, kv_
 def test_learned_with_dropout(kind: str, dim: int) -> None:
     score = _learned(kind, 4, 300, 333)
     for mask in (None, masks.causal):
-        qkv = _qkv(300, 333, dim=dim)
+        qkv = random_qkv(300, 333, dim=dim)
         _check(*qkv, learned=True, mask_mod=mask, score_mod=score, dropout_p=0.3, dropout_seed=3)
 
 
 @pytest.mark.parametrize("kind", ["distance", "key", "slopes"])
 def test_learned_beside_what_is_hidden(kind: str) -> None:
-    q, k, v = _qkv(300, 333, dim=64)
+    q, k, v = random_qkv(300, 333, dim=64)
 
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 3 != 0)
@@ -160,7 +139,7 @@ def test_learned_beside_what_is_hidden(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dropout(dim: int, dtype: torch.dtype) -> None:
     slopes = torch.rand(8, device="cuda")
-    qkv = _qkv(700, 777, heads=8, dim=dim, dtype=dtype)
+    qkv = random_qkv(700, 777, heads=8, dim=dim, dtype=dtype)
     for seed, p in ((3, 0.1), (2**62 + 11, 0.7)):
         arguments: dict[str, Any] = {"dropout_seed": seed, "dropout_p": p}
         _check(*qkv, **arguments)
@@ -173,7 +152,7 @@ def test_dropout(dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("seed", [0, 2**31 + 5, 2**63 - 1, 2**64 - 2**40])
 def test_dropout_drops_the_same_pairs(seed: int, dim: int, group: int) -> None:
     """With equal scores and one-hot gradients dV is the weights that are left."""
-    q, k, v = _qkv(300, 333, heads=4, kv_heads=4 // group, dim=dim)
+    q, k, v = random_qkv(300, 333, heads=4, kv_heads=4 // group, dim=dim)
     call = problem(q * 0, k, v, dropout_p=0.25, dropout_seed=seed).call
     b, h, first = 1, 3, 101
     rows = torch.arange(first, min(first + dim, 300), device="cuda")
@@ -191,7 +170,7 @@ def test_dropout_drops_the_same_pairs(seed: int, dim: int, group: int) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_dropout_of_everything(dim: int) -> None:
-    q, k, v = _qkv(200, 200, dim=dim)
+    q, k, v = random_qkv(200, 200, dim=dim)
     found = _gradients(problem(q, k, v, dropout_p=1.0, mask_mod=masks.causal), ("q", "k", "v"))
     for gradient in (found.q, found.k, found.v):
         assert gradient is not None
@@ -204,7 +183,7 @@ def test_heads_that_see_different_keys() -> None:
     def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= kv_idx) & (q_idx - kv_idx < reach[h])
 
-    _check(*_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
+    _check(*random_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
 
 
 def test_strides_and_scales() -> None:
@@ -220,7 +199,7 @@ def test_strides_and_scales() -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, dim: int, p: float) -> None:
-    q, k, v = _qkv(300, 333, dim=dim)
+    q, k, v = random_qkv(300, 333, dim=dim)
 
     def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx % 2 == 0) & (q_idx >= kv_idx) & (q_idx % 3 != 0)
@@ -236,7 +215,7 @@ def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, di
 
 
 def test_a_nan_that_is_seen_is_not_hidden() -> None:
-    q, k, v = (x.requires_grad_() for x in _qkv(300, 300, dim=128))
+    q, k, v = (x.requires_grad_() for x in random_qkv(300, 300, dim=128))
     with torch.no_grad():
         v[0, 0, 10] = float("nan")
     flexc.attention(q, k, v, mask_mod=masks.causal).sum().backward()
@@ -246,7 +225,7 @@ def test_a_nan_that_is_seen_is_not_hidden() -> None:
 
 
 def test_streams_and_graphs() -> None:
-    q, k, v = (x.requires_grad_() for x in _qkv(1500, 1500, heads=8, dim=128))
+    q, k, v = (x.requires_grad_() for x in random_qkv(1500, 1500, heads=8, dim=128))
     weights = torch.randn_like(q)
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -272,13 +251,13 @@ def test_streams_and_graphs() -> None:
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("name", [*ENTRIES[:7], "plain"])
+@pytest.mark.parametrize("name", [*HOPPER_MODS[:7], "plain"])
 def test_deterministic_gradients_are_right_and_the_same_bits(name: str, dim: int) -> None:
     case = corpus()["causal" if name == "plain" else name].make("cuda")
     if case.q_len < 64:
         pytest.skip("few rows are left to the portable kernels")
     heads, kv_heads = case.heads, case.kv_heads
-    qkv = _qkv(case.q_len, case.kv_len, batch=case.batch, heads=heads, kv_heads=kv_heads, dim=dim)
+    qkv = random_qkv(case.q_len, case.kv_len, batch=case.batch, heads=heads, kv_heads=kv_heads, dim=dim)
     mask, score = (None, None) if name == "plain" else (case.mask, case.score)
     given = problem(*qkv, mask_mod=mask, score_mod=score, deterministic=True)
     found = _gradients(given, NAMES)
@@ -292,7 +271,7 @@ def test_deterministic_gradients_are_right_and_the_same_bits(name: str, dim: int
 def test_deterministic_gradients_of_captured_tensors(kind: str, dim: int, p: float) -> None:
     score = _learned(kind, 6, 513, 513)
     for mask in (None, masks.causal):
-        qkv = _qkv(513, 513, heads=6, kv_heads=2, dim=dim)
+        qkv = random_qkv(513, 513, heads=6, kv_heads=2, dim=dim)
         facts: dict[str, Any] = {"deterministic": True, "dropout_p": p, "dropout_seed": 5}
         given = problem(*qkv, mask_mod=mask, score_mod=score, **facts)
         names: tuple[str | int, ...] = (*NAMES, *differentiable_slots(given.call))
@@ -304,7 +283,9 @@ def test_deterministic_gradients_of_captured_tensors(kind: str, dim: int, p: flo
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(300)])
 def test_more_deterministic_programs_than_run_at_a_time(mask: Any, dim: int) -> None:
-    given = problem(*_qkv(2500, 2600, heads=32, kv_heads=16, dim=dim), mask_mod=mask, deterministic=True)
+    given = problem(
+        *random_qkv(2500, 2600, heads=32, kv_heads=16, dim=dim), mask_mod=mask, deterministic=True
+    )
     found = _gradients(given, NAMES)
     _check_repeats(given, found)
     # In another order of additions, in fp32.
@@ -335,7 +316,7 @@ def _check_repeats(given: Problem, found: Gradients, names: tuple[str | int, ...
 
 
 def test_what_it_leaves_to_the_portable_kernels() -> None:
-    q, k, v = _qkv(300, 300)
+    q, k, v = random_qkv(300, 300)
     # All distances from 4 on share an element.
     table = torch.rand(4, 9, device="cuda", requires_grad=True)
     x = q.clone().requires_grad_()
