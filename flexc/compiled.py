@@ -10,7 +10,7 @@ Imported only while torch.compile traces: it loads the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -39,7 +39,7 @@ from flexc.device_map import DeviceMap
 from flexc.errors import InternalError
 from flexc.execute import is_transformed, new_seed
 from flexc.frontend.compose import undecorated
-from flexc.frontend.subgraph import Calls, trace_subgraph
+from flexc.frontend.subgraph import Calls, is_lifted_float, trace_subgraph
 from flexc.map_tensors import arrays_of
 from flexc.resolve import combine
 from flexc.statement import MapShape, Statement, split_values, text_of
@@ -106,7 +106,7 @@ def _finish(
     _check_only_shapes(q)
     _indexing.close()
     check_tensors(q, k, v)
-    check_scale(given["scale"], q.shape[3])
+    _scale(given["scale"], q)
     check_options(dict(given["options"]))
     check_dropout(_plain(given["dropout_p"]))
     choose(given["backend"], q.device)
@@ -122,6 +122,25 @@ def _finish(
 def _plain(number: Any) -> Any:
     """A float that torch.compile made symbolic as the number that it is; it watches that it stays so."""
     return float(number) if isinstance(number, torch.SymFloat) else number
+
+
+def _scale(given: Any, q: torch.Tensor) -> Any:
+    """The scale of a call; what torch.compile has in place of a float stays that."""
+    return given if _is_computed(given) else check_scale(given, q.shape[3])
+
+
+def _is_computed(number: Any) -> bool:
+    """Whether it stands for a float that may be another at each call."""
+    return isinstance(number, torch.SymFloat) or is_lifted_float(number)
+
+
+def _as_tensor(numbers: Sequence[Any]) -> torch.Tensor:
+    """The numbers in fp64 on the CPU, so that the compiler computes them as tensors.
+
+    An operator that takes a symbolic float itself is compiled for each value.
+    """
+    one = torch.ones((), dtype=torch.float64)
+    return torch.stack([one * number for number in numbers])
 
 
 def _check_only_shapes(x: torch.Tensor) -> None:
@@ -168,7 +187,9 @@ class _Capture(HigherOrderOperator):
             deterministic=given["deterministic"],
             blocks=MapShape(*given["map_shape"]) if blocks else None,
         )
-        scale = check_scale(given["scale"], q.shape[3])
+        scale = _scale(given["scale"], q)
+        if any(map(_is_computed, (scale, *floats))):
+            tensors, floats, scale = [*tensors, _as_tensor((scale, *floats))], [], 0.0
         return operators.attention(
             q, k, v, sinks, seed, tensors, integers, floats, blocks, scale, text_of(statement)
         )
@@ -191,7 +212,6 @@ def attention(
     """
     score_mod, mask_mod, block_mask = given["score_mod"], given["mask_mod"], given["block_mask"]
     seed = new_seed(q.device) if given["dropout_p"] else None
-    scale = _asked(given["scale"])
     blocks, map_shape = _blocks_of(block_mask)
     masks = [] if mask_mod is None else [mask_mod]
     if block_mask is not None and block_mask.mask_mod is not mask_mod:
@@ -218,7 +238,7 @@ def attention(
             blocks=blocks,
             map_shape=map_shape,
             mask_shape=() if block_mask is None else (*block_mask.seq_lengths, *block_mask.shape[:2]),
-            scale=scale,
+            scale=given["scale"],
             backend=given["backend"],
             returns_lse=given["return_lse"],
             options=[] if given["options"] is None else list(given["options"].items()),
@@ -228,11 +248,6 @@ def attention(
 
     results: tuple[torch.Tensor, torch.Tensor] = _capture(body, q)
     return results
-
-
-def _asked(number: Any) -> Any:
-    """The number. A float whose value was asked for is no symbol to torch.compile, which watches it."""
-    return 0.0 if isinstance(number, float) and number == 0.0 else number
 
 
 def _blocks_of(block_mask: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:

@@ -55,8 +55,14 @@ def call_of(
     scale: float,
     text: str,
 ) -> tuple[AttentionCall, Statement]:
-    """The call that these arguments of an operator are."""
+    """The call that these arguments of an operator are.
+
+    One more tensor behind the captured ones holds the scale and the floats: torch.compile computes these.
+    """
     statement, mods = read(text)
+    read_tensors = sum(c.is_tensor for c in mods.captures)
+    if len(captures) > read_tensors:
+        scale, *floats = captures[read_tensors].tolist()
     values: tuple[Value, ...] = ()
     if mods.captures:
         values = join_values(mods.captures, captures, integers, floats)

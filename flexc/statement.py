@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -107,7 +108,7 @@ def _mods(statement: Statement) -> Mods:
 def split_values(
     captures: Sequence[Capture], values: Sequence[Value]
 ) -> tuple[list[torch.Tensor], list[int], list[float]]:
-    """Captured values by slot as tensors, integers (booleans too) and floats."""
+    """Captured values by slot as tensors, integers (booleans too) and floats; symbolic ones stay so."""
     tensors: list[torch.Tensor] = []
     integers: list[int] = []
     floats: list[float] = []
@@ -115,10 +116,14 @@ def split_values(
         if isinstance(value, torch.Tensor):
             tensors.append(value)
         elif capture.storage is Storage.FP32:
-            floats.append(float(value))
+            floats.append(_float(value))
         else:
-            integers.append(value)  # type: ignore[arg-type]  # a symbolic one stays so
+            integers.append(value)  # type: ignore[arg-type]
     return tensors, integers, floats
+
+
+def _float(value: Any) -> Any:
+    return value if isinstance(value, torch.SymFloat) else float(value)
 
 
 def join_values(

@@ -61,6 +61,8 @@ class _Run(torch.fx.Interpreter):
         self.real: list[Any] = []
         self.finished: dict[str, Any] = {}
         self._stand_ins: dict[int, Any] = {}
+        self._operands: dict[int, Any] = {}
+        """What stand-ins of numbers stand for, by their identity."""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         operand = super().placeholder(target, args, kwargs)
@@ -74,6 +76,7 @@ class _Run(torch.fx.Interpreter):
 
     def _number(self, operand: Any, target: str) -> Any:
         number = self.tracer.number(_hint(operand), _name(target))
+        self._operands[id(number)] = operand
         self.real.append(operand)
         return number
 
@@ -100,14 +103,15 @@ class _Run(torch.fx.Interpreter):
             return _argument(self.tracer, args[1])
         if target is self.calls.finish:
             mods = {name: self._stand_in_for(kwargs[name]) for name in ("score", "masks")}
-            self.finished = {**kwargs, **mods, "tensors": args}
+            scale = self._operands.get(id(kwargs["scale"]), kwargs["scale"])
+            self.finished = {**kwargs, **mods, "scale": scale, "tensors": args}
             return None, None
         args, kwargs = self._stand_in_for(args), self._stand_in_for(kwargs)
         with TracingMode(self.tracer):
             return super().call_function(target, args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target == "item" and _is_lifted_float(args[0]):
+        if target == "item" and is_lifted_float(args[0]):
             return self._lifted_float(args[0])
         args, kwargs = self._stand_in_for(args), self._stand_in_for(kwargs)
         with TracingMode(self.tracer):
@@ -118,6 +122,7 @@ class _Run(torch.fx.Interpreter):
         tensor = self.tracer.tensor(self._stand_in_for(operand))
         number = Traced(self.tracer, torch.float32, tensor.value)
         number.weak = True
+        self._operands[id(number)] = operand
         return number
 
     def _stand_in_for(self, value: Any) -> Any:
@@ -180,7 +185,8 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
-def _is_lifted_float(operand: Any) -> bool:
+def is_lifted_float(operand: Any) -> bool:
+    """Whether it is of the form in which torch.compile gives a float that is no constant."""
     if not isinstance(operand, torch.Tensor):
         return False
     return operand.ndim == 0 and operand.dtype is torch.float64 and operand.device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -80,14 +81,44 @@ def test_gradients_with_a_float_that_changes(backend: str) -> None:
     assert counts[1] == counts[-1]
 
 
-def test_a_scale_that_changes() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_floats_that_are_computed_outside_of_mods(backend: str, dynamic: bool | None) -> None:
+    """Also as a bound of a mask's keys, and as the scale."""
+
+    def inside(q: torch.Tensor, bias: torch.Tensor, number: float) -> torch.Tensor:
+        factor, share, half = number * 2 + 1, 1 / number, Biased(bias, number / 2)
+
+        def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return half(s * factor, b, h, q_idx, kv_idx)
+
+        def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return kv_idx * share <= q_idx
+
+        return flexc.attention(q, q, q, score_mod=score, mask_mod=mask, scale=math.sqrt(number)) * factor
+
+    compiled, counts = Counted(inside, backend, dynamic=dynamic), []
+    for n in range(4):
+        q, bias = torch.randn(1, 2, 9, 4, requires_grad=True), torch.randn(9, requires_grad=True)
+        ours, theirs = compiled(q, bias, n + 0.5), inside(q, bias, n + 0.5)
+        torch.testing.assert_close(ours, theirs)
+        found = [torch.autograd.grad(x.square().sum(), (q, bias)) for x in (ours, theirs)]
+        torch.testing.assert_close(found[0], found[1])
+        counts.append(compiled.count)
+    assert counts[1] == counts[-1]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_scale_that_changes(backend: str) -> None:
     def inside(q: torch.Tensor, scale: float) -> torch.Tensor:
         return flexc.attention(q, q, q, score_mod=lambda s, b, h, q_idx, kv_idx: s * scale, scale=scale)
 
-    compiled = Counted(inside)
-    for n in range(4):
+    compiled, counts = Counted(inside, backend), []
+    for n in (1, 2, 0, 3, -1):
         q = torch.randn(1, 2, 9, 4)
         torch.testing.assert_close(compiled(q, n / 8), inside(q, n / 8))
+        counts.append(compiled.count)
+    assert counts[1] == counts[-1]
 
 
 def _unpacked(x: torch.Tensor) -> torch.Tensor:
