@@ -11,7 +11,7 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import Bounds, range_roots, tile_bounds
 from flexc.codegen.diagonals import diagonal_constants
 from flexc.codegen.distance import reads_by_distance
-from flexc.codegen.hoisting import Hoisting, Vector, as_tile, mask_form, of_functions, score_form
+from flexc.codegen.hoisting import Element, Hoisting, Vector, as_tile, mask_form, of_functions, score_form
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LN2, LOG2E, Constant, Preamble
 from flexc.codegen.render import render
@@ -120,6 +120,55 @@ def _placement(view: _Forward) -> tuple[str, ...]:
     return (*lines, *of_functions(view.functions, view.vectors))
 
 
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """The mods as functions, and the loop bounds."""
+
+    hoisting: Hoisting
+    bounds: Bounds | None
+    score_lines: tuple[str, ...]
+    mask_lines: tuple[str, ...]
+    score_call: str | None
+    mask_call: str | None
+    scale: str
+    elements: tuple[Element, ...]
+    reads_columns: bool
+
+    @property
+    def inputs(self) -> frozenset[Input]:
+        return frozenset(self.hoisting.inputs).union(*(e.inputs for e in self.elements))
+
+    @property
+    def helpers(self) -> frozenset[str]:
+        return frozenset(self.hoisting.helpers).union(*(e.helpers for e in self.elements))
+
+
+def _emit(spec: AttentionSpec, plan: KernelPlan, names: tuple[str, ...], taken: set[str]) -> _Emitted:
+    score, factor = score_form(spec)
+    allowed = mask_form(spec)
+    roots = [r for r in (score, factor, allowed) if r is not None]
+    ranges = ranges_of(spec)
+    bound_roots = [] if ranges is None else range_roots(ranges)
+    hoisting = Hoisting(spec, names, roots, taken, bound_roots, by_distance=_by_distance(plan, score))
+    bounds = None if ranges is None else tile_bounds(ranges, hoisting)
+    lines = hoisting.column_lines(score), hoisting.column_lines(allowed)
+    scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
+    mask = None if allowed is None else hoisting.element("mask_mod", allowed, spec.mask or allowed)
+    score_call = None
+    if scored is not None and score is not None:
+        score_call = as_tile(score, scored.call(score="score * score_scale"), f"{_rows_name(plan)}, BLOCK_KV")
+    return _Emitted(
+        hoisting,
+        bounds,
+        *lines,
+        score_call,
+        mask_call=None if mask is None else mask.call(),
+        scale="scale" if factor is None else hoisting.scale(factor),
+        elements=tuple(e for e in (scored, mask) if e is not None),
+        reads_columns=Input.KV_IDX in hoisting.reads(*roots),
+    )
+
+
 def _view(
     spec: AttentionSpec,
     plan: KernelPlan,
@@ -127,64 +176,35 @@ def _view(
     names: tuple[str, ...],
     arguments: tuple[Argument, ...],
 ) -> _Forward:
-    score, factor = score_form(spec)
-    allowed = mask_form(spec)
-    roots = [r for r in (score, factor, allowed) if r is not None]
-    ranges = ranges_of(spec)
-    bound_roots = [] if ranges is None else range_roots(ranges)
-    hoisting = Hoisting(
-        spec, names, roots, {a.name for a in arguments}, bound_roots, by_distance=_by_distance(plan, score)
-    )
-    bounds = None if ranges is None else tile_bounds(ranges, hoisting)
-    score_lines = hoisting.column_lines(score)
-    mask_lines = hoisting.column_lines(allowed)
-    scored = None if score is None else hoisting.element("score_mod", score, spec.score or score)
-    mask = None if allowed is None else hoisting.element("mask_mod", allowed, spec.mask or allowed)
-    scale = "scale" if factor is None else hoisting.scale(factor)
-    elements = [e for e in (scored, mask) if e is not None]
-    inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
-    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
-    pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
-    packed = plan.packed_heads > 1
-    rows = "ROWS" if packed else "BLOCK_Q"
-    in_row = "(rows < q_len)[:, None]"
-    written = "in_rows[:, None]" if packed else in_row
+    emitted = _emit(spec, plan, names, {a.name for a in arguments})
+    hoisting, bounds = emitted.hoisting, emitted.bounds
     first_rows = bounds is not None and bounds.first_rows_heaviest
-    pairs = plan.precision == PAIRS
-    across = pairs and spec.blocks is not Blocks.ALL
+    across = plan.precision == PAIRS and spec.blocks is not Blocks.ALL
     order, q_start = _order(first_rows=first_rows, across=across)
-    k_key, k_dim = ("[:, None]", "[None, :]") if pairs else ("[None, :]", "[:, None]")
     return _Forward(
         header=header(spec, plan, sources, _launch(plan)),
         constants=(
             *_constants(spec, plan),
             *diagonal_constants(plan.tiles, reads=bool(hoisting.vectors), adds=False),
         ),
-        helpers=tuple(sorted(helpers)),
+        helpers=tuple(sorted(emitted.helpers)),
         fast_tanh=plan.fast_tanh,
-        functions=(*(v.function for v in hoisting.vectors), *(e.function for e in elements)),
+        functions=(*(v.function for v in hoisting.vectors), *(e.function for e in emitted.elements)),
         arguments=tuple(a.name for a in arguments),
         vectors=hoisting.vectors,
         by_keys=False,
         head_lines=hoisting.head,
         row_lines=hoisting.row,
-        score_column_lines=score_lines,
-        mask_column_lines=mask_lines,
-        rows=rows,
-        packed=packed,
-        mods_read_rows=Input.Q_IDX in inputs or (bounds is not None and bounds.reads_rows),
-        mods_read_columns=Input.KV_IDX in hoisting.reads(*roots),
-        mask_call=None if mask is None else mask.call(),
-        score_call=None
-        if scored is None or score is None
-        else as_tile(score, scored.call(score="score * score_scale"), f"{rows}, BLOCK_KV"),
-        score_scale=scale,
-        q_mask=in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
-        k_mask=f"in_range{k_key}" + (f" & (dims < HEAD_DIM){k_dim}" if pad else ""),
-        k_mask_whole=f", mask=(dims < HEAD_DIM){k_dim}, other=0.0" if pad else "",
-        v_mask_whole=", mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0" if pad_v else "",
-        v_mask="in_range[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
-        out_mask=written + (" & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""),
+        score_column_lines=emitted.score_lines,
+        mask_column_lines=emitted.mask_lines,
+        rows=_rows_name(plan),
+        packed=plan.packed_heads > 1,
+        mods_read_rows=Input.Q_IDX in emitted.inputs or (bounds is not None and bounds.reads_rows),
+        mods_read_columns=emitted.reads_columns,
+        mask_call=emitted.mask_call,
+        score_call=emitted.score_call,
+        score_scale=emitted.scale,
+        **_masks(spec, plan),
         convert_k=spec.k_storage is not spec.q_storage,
         convert_v=spec.v_storage is not spec.q_storage,
         blocks_from_map=spec.blocks is Blocks.MAP,
@@ -197,8 +217,29 @@ def _view(
         lse=spec.return_lse,
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
-        pairs=pairs,
+        pairs=plan.precision == PAIRS,
     )
+
+
+def _masks(spec: AttentionSpec, plan: KernelPlan) -> dict[str, str]:
+    """Which elements of a tile exist. Keys are transposed but where they are pairs."""
+    key, dim = ("[:, None]", "[None, :]") if plan.precision == PAIRS else ("[None, :]", "[:, None]")
+    pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
+    dims_v = " & (dims_v < HEAD_DIM_V)[None, :]" if pad_v else ""
+    in_row = "(rows < q_len)[:, None]"
+    return {
+        "q_mask": in_row + (" & (dims < HEAD_DIM)[None, :]" if pad else ""),
+        "k_mask": f"in_range{key}" + (f" & (dims < HEAD_DIM){dim}" if pad else ""),
+        "k_mask_whole": f", mask=(dims < HEAD_DIM){dim}, other=0.0" if pad else "",
+        "v_mask": f"in_range[:, None]{dims_v}",
+        "v_mask_whole": ", mask=(dims_v < HEAD_DIM_V)[None, :], other=0.0" if pad_v else "",
+        "out_mask": ("in_rows[:, None]" if plan.packed_heads > 1 else in_row) + dims_v,
+    }
+
+
+def _rows_name(plan: KernelPlan) -> str:
+    """The constant that is the number of rows of a tile."""
+    return "ROWS" if plan.packed_heads > 1 else "BLOCK_Q"
 
 
 def _order(*, first_rows: bool, across: bool) -> tuple[str, str]:

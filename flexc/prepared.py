@@ -232,12 +232,8 @@ def replay(
         values = values + mask.values if values else mask.values
     given, of_blocks = None, None
     if block_mask is not None:
-        block_mask = as_block_mask(block_mask)
-        given = block_mask.block_map
-        second = block_mask.mask_mod
-        second = None if second is None or second is mask_mod else trace_as(MaskMod, second)
-        values = values if second is None else values + second.values
-        of_blocks = (id(given), None if second is None else id(second.graph), block_mask.shape)
+        given, of_blocks, more = _facts_of_blocks(block_mask, mask_mod)
+        values = values + more
     key = (
         None if score is None else id(score.graph),
         None if mask is None else id(mask.graph),
@@ -255,6 +251,17 @@ def replay(
         if result is not None:
             return result, None
     return None, Place(key, given, len(values))
+
+
+def _facts_of_blocks(
+    block_mask: Any, mask_mod: Callable[..., Any] | None
+) -> tuple[Map | None, tuple[object, ...], tuple[Value, ...]]:
+    """The map of a block mask, what of the mask is a part of the key, and what its own mask captured."""
+    block_mask = as_block_mask(block_mask)
+    own = block_mask.mask_mod
+    second = None if own is None or own is mask_mod else trace_as(MaskMod, own)
+    graph, values = (None, ()) if second is None else (id(second.graph), second.values)
+    return block_mask.block_map, (id(block_mask.block_map), graph, block_mask.shape), values
 
 
 def _facts_of(
