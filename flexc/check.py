@@ -70,10 +70,18 @@ def check_blocks(blocks: tuple[int, int], tiles: tuple[int, int]) -> None:
 
 
 def check_scale(scale: object, head_dim: int) -> float:
-    """The factor of the scores: `scale`, or `1 / sqrt(head_dim)` for None. Raises UnknownOption."""
+    """The factor of the scores: `scale`, or `1 / sqrt(head_dim)` for None.
+
+    Raises UnknownOption, or NotDifferentiable for a tensor that asks for a gradient.
+    """
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+        if scale.requires_grad and torch.is_grad_enabled():
+            raise NotDifferentiable(
+                "scale is a tensor that requires a gradient, and is taken as a number",
+                hint="multiply by it in a score_mod, as flexc.scores.temperature does, or pass scale.item()",
+            )
         return float(scale)
     try:
         return float(scale)  # type: ignore[arg-type]

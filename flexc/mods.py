@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 
 from flexc.errors import MaskTruthValue, NotAMod
 from flexc.frontend.compose import Both, Either, Negation, Traceable, name_of
+from flexc.frontend.copies import Memo, copied
 from flexc.frontend.signature import ARGUMENTS, check_arity
 from flexc.frontend.trace import Trace
 from flexc.ir.graph import ModKind
@@ -91,6 +93,15 @@ class Mod(Traceable):
         if self.recipe is not None:
             return _made_again, self.recipe
         return type(self), (self.function,)
+
+    def __deepcopy__(self, memo: Memo) -> Mod:
+        reduced = self.__reduce__()
+        if isinstance(reduced, str):
+            return self
+        if self.recipe is not None:
+            mod: Mod = _made_again(*copy.deepcopy(self.recipe, memo))
+            return mod
+        return type(self)(copied(self.function, memo))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({name_of(self.function)})"

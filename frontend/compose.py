@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flexc.frontend.copies import Memo, copied
+
 Function = Callable[..., Any]
 
 
@@ -38,6 +40,9 @@ class Composition(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.parts
+
+    def __deepcopy__(self, memo: Memo) -> Composition:
+        return type(self)(*(copied(part, memo) for part in self.parts))
 
 
 class Both(Composition):

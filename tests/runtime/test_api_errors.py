@@ -187,6 +187,17 @@ def test_gradients_through_the_users_own_output() -> None:
     refused(NotDifferentiable, "the result is written to out=", "leave out= away", q, K, K, out=out)
 
 
+def test_gradients_of_a_scale_that_is_a_tensor() -> None:
+    scale: Any = torch.tensor(0.5, requires_grad=True)
+    refused(
+        NotDifferentiable, "scale is a tensor that requires a gradient", "temperature", Q, K, K, scale=scale
+    )
+    with pytest.raises(AssertionError, match="a backend ran"):
+        flexc.attention(Q, K, K, scale=scale.detach())
+    with torch.no_grad(), pytest.raises(AssertionError, match="a backend ran"):
+        flexc.attention(Q, K, K, scale=scale)
+
+
 def test_block_masks_of_other_lengths_batches_or_heads() -> None:
     def made(batch: int | None, heads: int | None, q_len: int = 10, kv_len: int = 12) -> Any:
         return flexc.create_block_mask(masks.causal, batch, heads, q_len, kv_len, device="cpu")
