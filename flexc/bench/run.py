@@ -15,7 +15,7 @@ from flexc.bench.facts import kernels_of
 from flexc.bench.golden import Golden, make_golden, share
 from flexc.bench.peers import PEERS, Inputs, NotOffered, Peer, Run, backward_of, call_once
 from flexc.bench.results import Cell, Entry
-from flexc.bench.timing import alternate
+from flexc.bench.timing import Timing, alternate
 from flexc.errors import UnknownOption
 from flexc.gpu_facts import matrix_rate
 
@@ -73,12 +73,9 @@ def run_cell(
         if right:
             calls[peer.name] = right
     left = None if seconds is None else seconds - (time.perf_counter() - before)
+    timings = alternate(calls, rounds=rounds, device=problem.device, seconds=left)
     flops = _flops(problem, fraction, backward=backward)
-    peak = _peak(problem)
-    for name, timing in alternate(calls, rounds=rounds, device=problem.device, seconds=left).items():
-        rate = flops / timing.median_ms * 1e3
-        of_peak = None if peak is None else rate / peak
-        entries[name] = replace(entries[name], timing=timing, tflops=rate / 1e12, of_peak=of_peak)
+    entries |= {name: _timed(entries[name], timing, flops, problem) for name, timing in timings.items()}
     return Cell(
         case=case.name,
         batch=problem.batch,
@@ -111,6 +108,13 @@ def _checked(
         return replace(entry, note=f"wrong: error {_listed(errors)}, plain PyTorch {plain}"), []
     calls: Calls = [backward_of(run, each) if backward else partial(run, *each) for each in inputs]
     return replace(entry, kernels=kernels_of(calls[0])), calls
+
+
+def _timed(entry: Entry, timing: Timing, flops: float, problem: Problem) -> Entry:
+    """The entry with its speed: `flops` operations in the time of a call."""
+    peak, rate = _peak(problem), flops / timing.median_ms * 1e3
+    of_peak = None if peak is None else rate / peak
+    return replace(entry, timing=timing, tflops=rate / 1e12, of_peak=of_peak)
 
 
 def _flops(problem: Problem, fraction: float, *, backward: bool) -> float:

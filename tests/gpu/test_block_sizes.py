@@ -47,6 +47,32 @@ def test_blocks_that_say_more_than_the_mask(shape: tuple[int, int], size: tuple[
         )
 
 
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_partial_or_full_and_the_order_of_the_lists_do_not_change_a_bit(backend: str, dim: int) -> None:
+    q, k, v = torch.randn(3, 1, 2, 1024, dim, device="cuda", dtype=torch.bfloat16)
+    far = torch.full((2,), 2000, dtype=torch.int32, device="cuda")
+    results = []
+    for order, full in (
+        ([0, 1, 2, 4, 6, 7], 0),
+        ([7, 0, 4, 2, 6, 1], 0),
+        ([0, 1, 2, 4, 6, 7], 6),
+        ([4, 7, 0, 6, 1, 2], 3),
+    ):
+        split = len(order) - full
+        lists = [torch.zeros(1, 1, 8, 8, dtype=torch.int32, device="cuda") for _ in range(2)]
+        for target, blocks in zip(lists, (order[:split], order[split:]), strict=True):
+            target[..., : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        counts = [torch.full((1, 1, 8), n, dtype=torch.int32, device="cuda") for n in (split, full)]
+        block_mask = BlockMask.from_kv_blocks(
+            counts[0], lists[0], counts[1], lists[1], BLOCK_SIZE=128,
+            mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < far[h], seq_lengths=(1024, 1024),
+        )  # fmt: skip
+        results.append(flexc.attention(q, k, v, block_mask=block_mask, return_lse=True, backend=backend))
+    for found in results[1:]:
+        assert all(map(torch.equal, found, results[0]))
+
+
 def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx >= kv_idx) & (q_idx - kv_idx < 300)
 

@@ -65,6 +65,40 @@ def test_rows_and_a_tile_without_keys(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_rows_that_see_none_of_the_first_keys_that_their_tile_visits(backend: str, dim: int) -> None:
+    _check(
+        backend,
+        _leaves(4, 2, 300, 500, dim),
+        mask_mod=lambda b, h, q_idx, kv_idx: kv_idx >= q_idx + q_idx // 2,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_of_another_head_dimension_at_10000(backend: str) -> None:
+    q, k, _ = _leaves(8, 4, 10_000, 10_000)
+    v = torch.randn(1, 4, 10_000, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+    def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < 40)
+
+    for _ in range(2):
+        out = flexc.attention(q, k, v, mask_mod=window, backend=backend)
+        assert out.shape == (1, 8, 10_000, 128)
+        grad = torch.zeros_like(out)
+        grad[:, :, 9_900:] = torch.randn(1, 8, 100, 128, device=DEVICE)
+        actual = torch.autograd.grad(out, (q, k, v), grad)
+        tails = q[:, :, 9_900:], k[:, :, 9_861:], v[:, :, 9_861:]  # the last rows, and all keys that they see
+        expected = golden_gradients(
+            *tails,
+            grad[:, :, 9_900:],
+            mask_mod=lambda b, h, q_idx, kv_idx: window(b, h, q_idx + 9_900, kv_idx + 9_861),
+        )
+        expected.check([actual[0][:, :, 9_900:], *(x[:, :, 9_861:] for x in actual[1:])])
+        assert all((x[:, :, :9_861] == 0).all() for x in actual)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_slice_of_keys_after_all_of_them(backend: str) -> None:
     q, k, v = _leaves(2, 2, 100, 512)
     for _ in range(2):
