@@ -113,6 +113,9 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention with the user's own mask and score functions.
 
+    Has gradients with regard to q, k, v, the sinks, and every floating tensor that `score_mod` captures, from
+    those of the output and the lse.
+
     Args:
         q: (B, Hq, L, D), bf16, fp16, fp32, or fp64 on the CPU.
         k: (B, Hkv, S, D); `Hq % Hkv == 0`. May be of a lower precision than q.
@@ -133,7 +136,7 @@ def attention(
         out: (B, Hq, L, Dv), written in place of a new tensor.
         backend: "auto" (by device), "triton" (CUDA), "hopper" (CUDA, sm90), "cpu" (block-sparse), "reference"
             (dense, for tests).
-        options: overrides of the kernel's plan, e.g. `{"block_q": 64}`; see `flexc.compile(...).explain()`.
+        options: overrides of the kernel's plan, e.g. `{"block_q": 64}`: those that `flexc.compile` lists.
 
     Returns:
         out (B, Hq, L, Dv) in the dtype of q, and lse with `return_lse`. A row that may attend to no key has

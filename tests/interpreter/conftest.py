@@ -1,6 +1,6 @@
 """Triton decides on import whether kernels are interpreted, so these tests have a process of their own.
 
-`make test` runs them with TRITON_INTERPRET=1; without it they are not collected.
+`make test` runs them with TRITON_INTERPRET=1; without it they are skipped, or not even collected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore_glob = [] if _INTERPRETS else ["test_*.py"]
 
 
 _NUMPY_SAYS = (
@@ -27,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Warnings that numpy gives inside the interpreter are no faults of the kernels."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
+            if not _INTERPRETS:
+                item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1"))
             for warning in _NUMPY_SAYS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
