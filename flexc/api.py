@@ -129,7 +129,8 @@ def attention(
             divided by what is left of 1. Drawn anew at each call, as `torch.manual_seed` decides; the lse is
             that without dropout.
         return_lse: also return the natural logarithm of the sum of exponentials, (B, Hq, L) fp32.
-        deterministic: gradients are the same bits from run to run; the output always is.
+        deterministic: gradients are the same bits from run to run; the output always is. So they are under
+            `torch.use_deterministic_algorithms(True)`.
         k_scale: scale of an fp8 k; not in this version.
         v_scale: scale of an fp8 v; not in this version.
         q_scale: scale of an fp8 q; not in this version.
@@ -150,6 +151,7 @@ def attention(
             "q_scale, k_scale and v_scale belong to fp8 inputs, which this version does not take",
             hint="pass bf16, fp16 or fp32 tensors",
         )
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     if torch.compiler.is_dynamo_compiling():
         return _compiled(
             q, k, v, out, return_lse=return_lse,

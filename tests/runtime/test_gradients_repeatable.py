@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import flexc
-from flexc import cpu_captured
+from flexc import backends, cpu_captured, operators
+from flexc.call import AttentionCall
 from tests.oracle import golden_gradients
 
 
@@ -127,6 +128,31 @@ def test_only_what_is_asked_for() -> None:
             (alone,) = gradients([i], results)
             assert torch.equal(alone, together[i])
     assert (together[2] == 0).all(), "the lse does not depend on v"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pytorchs_deterministic_mode_is_asked(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def forward(call: AttentionCall, backend: str) -> Any:
+        asked.append(call.deterministic)
+        return backends.forward(call, backend)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return flexc.attention(q, q, q)
+
+    monkeypatch.setattr(operators, "forward", forward)
+    torch.compiler.reset()
+    q = torch.randn(1, 2, 20, 8, requires_grad=True)
+    run = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+    try:
+        for mode in (False, True, False):
+            torch.use_deterministic_algorithms(mode)
+            run(q)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [False, True, False]
 
 
 def test_no_second_derivatives() -> None:
