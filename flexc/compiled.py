@@ -39,7 +39,7 @@ from flexc.device_map import DeviceMap
 from flexc.errors import InternalError
 from flexc.execute import is_transformed, new_seed
 from flexc.frontend.compose import undecorated
-from flexc.frontend.subgraph import Calls, is_lifted_float, trace_subgraph
+from flexc.frontend.subgraph import Calls, trace_subgraph
 from flexc.map_tensors import arrays_of
 from flexc.resolve import combine
 from flexc.statement import MapShape, Statement, split_values, text_of
@@ -131,7 +131,9 @@ def _scale(given: Any, q: torch.Tensor) -> Any:
 
 def _is_computed(number: Any) -> bool:
     """Whether it stands for a float that may be another at each call."""
-    return isinstance(number, torch.SymFloat) or is_lifted_float(number)
+    if isinstance(number, torch.Tensor):
+        return number.numel() == 1 and number.device.type == "cpu" and not number.requires_grad
+    return isinstance(number, torch.SymFloat)
 
 
 def _as_tensor(numbers: Sequence[Any]) -> torch.Tensor:
@@ -140,7 +142,7 @@ def _as_tensor(numbers: Sequence[Any]) -> torch.Tensor:
     An operator that takes a symbolic float itself is compiled for each value.
     """
     one = torch.ones((), dtype=torch.float64)
-    return torch.stack([one * number for number in numbers])
+    return torch.stack([(one * number).reshape(()) for number in numbers])
 
 
 def _check_only_shapes(x: torch.Tensor) -> None:

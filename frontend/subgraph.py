@@ -111,7 +111,7 @@ class _Run(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target == "item" and is_lifted_float(args[0]):
+        if target == "item" and _is_lifted_float(args[0]):
             return self._lifted_float(args[0])
         args, kwargs = self._stand_in_for(args), self._stand_in_for(kwargs)
         with TracingMode(self.tracer):
@@ -185,8 +185,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
-def is_lifted_float(operand: Any) -> bool:
-    """Whether it is of the form in which torch.compile gives a float that is no constant."""
+def _is_lifted_float(operand: Any) -> bool:
     if not isinstance(operand, torch.Tensor):
         return False
     return operand.ndim == 0 and operand.dtype is torch.float64 and operand.device.type == "cpu"

@@ -121,6 +121,18 @@ def test_a_scale_that_changes(backend: str) -> None:
     assert counts[1] == counts[-1]
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_scale_in_a_tensor(shape: tuple[int, ...]) -> None:
+    def inside(q: torch.Tensor, scale: Any) -> torch.Tensor:
+        return flexc.attention(q, q, q, scale=scale)
+
+    compiled, q = Counted(inside), torch.randn(1, 2, 9, 4)
+    for n in range(3):
+        scale = torch.full(shape, n / 2)
+        torch.testing.assert_close(compiled(q, scale), inside(q, scale))
+    assert compiled.count == 1
+
+
 def _unpacked(x: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = x.min(-1)[0] * (x.min(-1).indices + 1)
     return found
