@@ -154,6 +154,32 @@ def test_the_gradient_of_an_lse_without_keys_changes_nothing(bad: float, backend
         torch.testing.assert_close(actual, wanted)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_merged_states_train_as_one(backend: str) -> None:
+    """Attention to two parts of the keys, joined by their lse, has the gradients of attention to all."""
+    q, k, v = _leaves(4, 2, 150, 230, 16, 16)
+    sinks = torch.randn(4, requires_grad=True)
+    (out, lse), (other_out, other_lse) = (
+        flexc.attention(
+            q,
+            k[:, :, keys],
+            v[:, :, keys],
+            mask_mod=lambda b, h, q_idx, kv_idx, start=keys.start: q_idx >= kv_idx + start,
+            sinks=sinks if keys.start == 0 else None,
+            return_lse=True,
+            backend=backend,
+        )
+        for keys in (slice(0, 90), slice(90, 230))  # the second is empty for the first rows
+    )
+    merged_lse = torch.logaddexp(lse, other_lse)
+    merged = out * (lse - merged_lse).exp()[..., None] + other_out * (other_lse - merged_lse).exp()[..., None]
+    grad, grad_lse = torch.randn(merged.shape), torch.randn(merged_lse.shape)
+    actual = torch.autograd.grad([merged, merged_lse], [q, k, v, sinks], [grad, grad_lse])
+    expected = golden_gradients(q, k, v, grad, grad_lse, sinks=sinks, mask_mod=causal)
+    for one, two in zip(actual, expected.golden, strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-4)
+
+
 def test_parameters_of_a_score() -> None:
     """Without dimensions; one tensor read at two indices; a bias that a layer made."""
     leaves = _leaves(2, 2, 70, 70, 16, 16)
