@@ -170,7 +170,10 @@ def _recorded(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator where autograd may record it."""
     from flexc.differentiate import attend
 
-    return attend(*inputs)
+    *named, captures, integers, floats, blocks, scale, text = inputs
+    # An AOTInductor package leaves out lists that are empty.
+    lists = (x or [] for x in (captures, integers, floats, blocks))
+    return attend(*named, *lists, scale, text)
 
 
 def _recorded_backward(*inputs: Any) -> list[torch.Tensor]:

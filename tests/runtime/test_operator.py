@@ -225,6 +225,17 @@ def test_another_process_runs_an_exported_program(tmp_path: Path) -> None:
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_an_aotinductor_package_of_an_exported_program(tmp_path: Path) -> None:
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    layer, x = Layer().eval(), torch.randn(2, 12, 8)
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,))
+        path = aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        torch.testing.assert_close(aoti_load_package(path)(x), layer(x))
+
+
 def test_func_grad() -> None:
     layer, x = Layer(), torch.randn(2, 12, 8)
     parameters: dict[str, torch.Tensor] = dict(layer.named_parameters())
