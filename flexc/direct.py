@@ -25,6 +25,7 @@ from flexc.errors import (
     BlockMaskMismatch,
     DeviceMismatch,
     LayoutMismatch,
+    NotDifferentiable,
     ShapeMismatch,
     UnsupportedDtype,
     UnsupportedFeature,
@@ -60,6 +61,7 @@ def run_kernel(
         FlexcError: what the kernel can't serve, before anything is launched.
     """
     check_tensors(q, k, v)
+    check_asks_no_gradient(q, k, v, sinks, *values)
     if q.device.type != "cuda":
         raise DeviceMismatch(f"q is on {q.device}", hint="a compiled kernel runs on a GPU")
     artifact = kernel.artifact
@@ -86,6 +88,16 @@ def run_kernel(
         dropout_p=dropout_p,
         dropout_seed=new_seed(q.device) if dropout_p else 0,
     ).run()
+
+
+def check_asks_no_gradient(*inputs: object) -> None:
+    """Autograd is not to record the call, which it could not. Raises NotDifferentiable."""
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        raise NotDifferentiable(
+            "an input requires a gradient, and a kernel that is called by itself records none",
+            hint="call flexc.attention, which takes this kernel and those of its backward, "
+            "or call the kernel under torch.no_grad()",
+        )
 
 
 def check_target(made_for: str, there: str) -> None:

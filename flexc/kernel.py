@@ -137,6 +137,7 @@ class Kernel:
 
         A kernel that visits the blocks of a map, see `explain()`, needs `block_mask`. A loaded kernel needs
         what its mods captured, by name; one made with `dropout=True`, a `dropout_p` above 0.
+        Autograd records nothing: to train, call `flexc.attention`, which takes this kernel and its backward.
 
         Returns:
             out (B, Hq, L, Dv), and lse (B, Hq, L) or None where the kernel was made without it.

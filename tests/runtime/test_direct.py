@@ -10,11 +10,13 @@ import torch
 import flexc
 from flexc import masks
 from flexc.capture_fit import check_captures_fit
-from flexc.direct import check_fits, check_map_fits, check_numbers_fit, check_target, without_keys
+from flexc.direct import check_fits, check_map_fits, check_numbers_fit, check_target, run_kernel, without_keys
 from flexc.errors import (
     BlockMaskMismatch,
+    DeviceMismatch,
     FlexcError,
     LayoutMismatch,
+    NotDifferentiable,
     ShapeMismatch,
     UnsupportedDtype,
     UnsupportedFeature,
@@ -48,6 +50,29 @@ def _refused(
         check_fits(kernel.artifact, *_qkv(**changes), None)
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("asking", ["q", "k", "v", "sinks", "captured"])
+def test_gradients_that_would_not_be_recorded(kernel: Kernel, asking: str) -> None:
+    """They used to be dropped without a word."""
+    given = dict(zip("qkv", _qkv(), strict=True)) | {"sinks": torch.zeros(4), "captured": torch.zeros(4)}
+    given[asking].requires_grad_()
+
+    def run() -> None:
+        run_kernel(
+            kernel,
+            *(given[name] for name in "qkv"),
+            values=(given["captured"],),
+            block_map=None,
+            scale=1.0,
+            sinks=given["sinks"],
+        )
+
+    with pytest.raises(NotDifferentiable, match="records none") as caught:
+        run()
+    assert "flexc.attention" in (caught.value.hint or "")
+    with torch.no_grad(), pytest.raises(DeviceMismatch):  # as without gradients: there is no GPU
+        run()
 
 
 def test_positions_that_floats_would_round(kernel: Kernel) -> None:
