@@ -23,7 +23,7 @@ from flexc.codegen.hopper_keys import (
     lines_of_loads,
     vectors_of,
 )
-from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
+from flexc.codegen.hopper_masks import Side, by_ends, mask_near, mask_sides
 from flexc.codegen.hopper_plan import HopperPlan
 from flexc.codegen.hopper_rows import TileRows, block_of_rows, tile_rows
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others, target_of
@@ -199,7 +199,9 @@ def _view(
     arguments: tuple[Argument, ...],
 ) -> _Forward:
     score, factor = score_form(spec)
-    allowed = mask_form(spec)
+    allowed, ranges = mask_form(spec), ranges_of(spec)
+    if allowed is not None and plan.packed_heads == 1:
+        allowed = by_ends(allowed, ranges)
     rows = tile_rows(plan)
     score, parts = _near(score, allowed, packed=rows.packed)
     form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score)
@@ -210,7 +212,6 @@ def _view(
     score, factor = form.score, form.scale(factor)
     roots = [r for r in (score, factor, form.row, form.size, allowed) if r is not None]
     distances = () if score is None or spec.packed_heads > 1 else reads_by_distance(score)
-    ranges = ranges_of(spec)
     bound_roots = [] if ranges is None else range_roots(ranges)
     hoisting = Hoisting(
         spec, names, roots, {a.name for a in arguments} | ALL_NAMES, bound_roots, by_distance=distances

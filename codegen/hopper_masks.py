@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flexc.codegen.hoisting import Element, Hoisting
-from flexc.codegen.nearness import compared_rows
-from flexc.ir.build import input_
+from flexc.codegen.nearness import compared_rows, is_index
+from flexc.ir.build import binary, compare, const, input_, logic
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
+from flexc.ir.ranges import Ranges
+from flexc.ir.simplify import simplify
+from flexc.ir.types import DType
 
-_KV = input_(Input.KV_IDX)
+_KV, _KV_LEN = input_(Input.KV_IDX), input_(Input.KV_LEN)
 _SIGNS = {Op.LT: "<", Op.LE: "<="}
 
 
@@ -29,6 +32,35 @@ class Side:
     allowed: str
     masked: str
     at_end: bool
+
+
+def by_ends(mask: Expr, ranges: Ranges | None) -> Expr:
+    """A mask of one range as comparisons of the key with the range's ends; another as it is.
+
+    `ranges` are the exact ones of the mask. Example: `kv_idx <= q_idx or kv_idx < n` is
+    `kv_idx < max(q_idx + 1, n)`: one comparison a pair, and one that `mask_sides` can tell when to make.
+    """
+    if ranges is None or len(ranges.ranges) != 1 or _sides(mask):
+        return mask
+    (found,) = ranges.ranges
+    first, end = simplify(found.first), simplify(found.end)
+    if DType.I64 in (first.dtype, end.dtype):
+        return mask
+    terms = []
+    if not (first.op is Op.CONST and isinstance(first.attr, int) and first.attr <= 0):
+        terms.append(compare(Op.LE, _clipped(first), _KV))
+    if end is not _KV_LEN:
+        terms.append(compare(Op.LT, _KV, _clipped(end)))
+    if not terms:
+        return mask
+    return terms[0] if len(terms) == 1 else logic(Op.AND, *terms)
+
+
+def _clipped(end: Expr) -> Expr:
+    """An end of a range, so near to the keys that what is taken from it leaves it an integer."""
+    if is_index(end):
+        return end
+    return simplify(binary(Op.MIN, binary(Op.MAX, end, const(0)), _KV_LEN))
 
 
 def mask_near(allowed: Expr, mask: Element, hoisting: Hoisting) -> str | None:
@@ -45,14 +77,19 @@ def mask_sides(allowed: Expr, masked: str | None, hoisting: Hoisting) -> tuple[S
     Tiles of keys before `full_end` have no end of a row in them, those from `full_first` on no first key.
     `masked` is the condition of the whole mask. Empty for another mask.
     """
+    sides = tuple(_side(term, hoisting) for term in _sides(allowed))
+    known = all(masked is not None and side.masked in masked for side in sides)
+    return sides if known and len({side.at_end for side in sides}) == len(sides) else ()
+
+
+def _sides(allowed: Expr) -> tuple[Expr, ...]:
+    """The comparisons of a key with a row that a mask is; empty if it is anything else."""
     terms = allowed.args if allowed.op is Op.AND else (allowed,)
     rows = compared_rows(allowed) or ()
     # What compares a key with a number is a term of the column, no side of a row.
     if any(term.op not in _SIGNS or _KV not in term.args or not {*term.args} & {*rows} for term in terms):
         return ()
-    sides = tuple(_side(term, hoisting) for term in terms)
-    known = all(masked is not None and side.masked in masked for side in sides)
-    return sides if known and len({side.at_end for side in sides}) == len(sides) else ()
+    return terms
 
 
 def _side(term: Expr, hoisting: Hoisting) -> Side:

@@ -63,21 +63,36 @@ def compared_rows(mask: Expr) -> tuple[Expr, ...] | None:
     for node in pairs:
         if kv_idx in node.args:
             others = [arg for arg in node.args if arg is not kv_idx]
-            if node.op not in COMPARISONS or len(others) != 1 or not _is_index(others[0]):
+            if node.op not in COMPARISONS or len(others) != 1 or not _is_of_row(others[0]):
                 return None
             rows[others[0]] = None
     used = (arg for node in pairs if kv_idx not in node.args for arg in node.args)
     return None if not rows or rows.keys() & set(used) else tuple(rows)
 
 
-def _is_index(node: Expr) -> bool:
-    """The query's index, plus or minus one number at most: far from the limits of an integer."""
+def _is_of_row(node: Expr) -> bool:
+    """What keys may be compared with: a row's number near the keys. A number alone is the column's matter."""
+    return is_index(node) and not _is_number(node)
+
+
+def is_index(node: Expr) -> bool:
+    """Whether a 32-bit value lies far from the limits of an integer.
+
+    The query's index plus or minus one number at most, a length, what lies between two such, and the lesser
+    or the greater of them.
+    """
     if node.op in (Op.ADD, Op.SUB):
         first, second = node.args
         if node.op is Op.ADD and _is_number(first):
             first, second = second, first
         return _is_query(first) and _is_number(second)
-    return _is_query(node)
+    if node.op in (Op.MIN, Op.MAX):
+        other = Op.MAX if node.op is Op.MIN else Op.MIN
+        return any(
+            is_index(limit) and (is_index(rest) or (rest.op is other and any(map(is_index, rest.args))))
+            for limit, rest in (node.args, node.args[::-1])
+        )
+    return _is_query(node) or _is_number(node) or (node.op is Op.INPUT and node.attr is Input.KV_LEN)
 
 
 def _is_query(node: Expr) -> bool:

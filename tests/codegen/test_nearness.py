@@ -115,10 +115,10 @@ def test_each_side_of_a_window_applies_where_it_decides(score: Any) -> None:
 
 
 def test_a_term_that_only_reads_the_key_leaves_the_mask_whole() -> None:
-    lengths = torch.ones(4, dtype=torch.int64)
+    seen = torch.ones(4, dtype=torch.bool)
 
     def padded(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return (q_idx >= kv_idx) & (kv_idx < lengths[b])
+        return (q_idx >= kv_idx) & seen[kv_idx]
 
     source = generate(padded, design=Design.HOPPER).source
     assert "mask_mod(q_idx - kv_from, kv_on" in source
