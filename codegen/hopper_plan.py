@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from flexc.codegen.bands import Lengths, band_tiles
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.distance import only_adds_by_distance, pair_loads
 from flexc.codegen.few_rows import FEW
@@ -20,6 +21,8 @@ from flexc.ir.types import Storage
 
 ROWS = 64
 """Query rows of one consumer warpgroup: what one wgmma takes."""
+_NARROW = 5
+"""Tiles of 64 keys that 64 rows see, at most, where they see few: those of a window of 256."""
 _L2 = 32 * 2**20
 """Bytes of keys and values of the heads that run together; they share an L2 cache of 50 MB."""
 
@@ -127,6 +130,28 @@ def parts(dim: int) -> tuple[int, int]:
     return (first, tail) if first + tail < whole else (whole, 0)
 
 
+def for_narrow_band(
+    spec: AttentionSpec, values: Sequence[object], lengths: Lengths | None, options: Mapping[str, object]
+) -> AttentionSpec:
+    """`spec` with narrow tiles of keys, where rows see few keys and these are faster; else itself.
+
+    Timed on an H200 with 128 head dimensions and no other mod: 10 % faster for a window of 128, 3 % for one
+    of 256. Narrower heads have such tiles under every window.
+
+    Args:
+        spec: of a call that the Hopper kernel serves.
+        values: what its mods captured, by slot: the width of a window is often a captured number.
+        lengths: (q_len, kv_len), or None for any.
+        options: of the call.
+    """
+    if max(padded(spec.head_dim), padded(spec.head_dim_v)) != 128 or "block_kv" in options:
+        return spec
+    if spec.score is not None or spec.dropout or spec.few_rows or not moves_on(spec):
+        return spec
+    narrow = 0 < band_tiles(spec.mask, values, lengths) <= _NARROW
+    return replace(spec, narrow=True) if narrow else spec
+
+
 def moves_on(spec: AttentionSpec) -> bool:
     """Whether the keys that a row sees are a band that moves on with the rows, such as a window."""
     ranges = ranges_of(spec)
@@ -149,7 +174,7 @@ def _loads(spec: AttentionSpec) -> int:
 
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
-    wide = 64 if widest == 256 or _loads(spec) or (spec.dropout and widest > 128) else 128
+    wide = 64 if widest == 256 or spec.narrow or _loads(spec) or (spec.dropout and widest > 128) else 128
     # Three consumers have few registers each: enough for narrow heads without a score_mod, or with a bias by
     # distance alone (on an H200).
     # The blocks of maps are powers of two.
@@ -171,6 +196,13 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
         fitting = [t for t in tiles if _misfit(spec, target, t) is None]
         found.append((fitting or tiles)[0])
     return list(dict.fromkeys(found))
+
+
+def _why_keys(spec: AttentionSpec) -> str:
+    """The reason for the keys of a tile."""
+    if spec.narrow:
+        return "rows see few keys, of which narrow tiles waste less"
+    return "one element load a pair takes registers" if _loads(spec) else "preferred"
 
 
 def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
@@ -248,7 +280,7 @@ def _plan(
             (
                 "block_kv",
                 with_history(
-                    "one element load a pair takes registers" if _loads(spec) else "preferred",
+                    _why_keys(spec),
                     skip,
                 ),
             ),

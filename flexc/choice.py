@@ -42,7 +42,14 @@ def design_for(
             f'backend="hopper" can\'t serve this call: {why}', hint='backend="auto" takes what can'
         )
     apart = call.k.shape[0] * call.k.shape[1]
-    return _suited(backend if why is None else "triton", spec, target, call.options, _rows_of(call), apart)
+    rows = _rows_of(call)
+    design, suited = _suited(backend if why is None else "triton", spec, target, call.options, rows, apart)
+    if design is Design.HOPPER and suited.mask is not None:
+        from flexc.codegen.hopper_plan import for_narrow_band
+
+        lengths = call.q.shape[2], call.k.shape[2]
+        suited = for_narrow_band(suited, call.values, lengths, dict(call.options))
+    return design, suited
 
 
 def usual_designs(call: AttentionCall, spec: AttentionSpec, target: str, backend: str) -> tuple[Design, ...]:

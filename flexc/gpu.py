@@ -71,13 +71,14 @@ def _launch(call: AttentionCall, backend: str) -> tuple[Launch, bool]:
 def served_by(call: AttentionCall, target: str, backend: str) -> tuple[Design, AttentionSpec]:
     """The design and the spec of the kernel that serves a call.
 
-    A kernel that was loaded serves any number of rows: if there is such, none for few rows is compiled.
+    A kernel that was loaded serves any number of rows and keys: if there is such, none for few is compiled.
     """
     from flexc.build import is_loaded
 
     spec = spec_of(call)
     suited = design_for(call, spec, target, backend)
-    if suited[1].few_rows and not is_loaded(suited[1], target, call.options, suited[0]):
+    is_special = suited[1].few_rows or suited[1].narrow
+    if is_special and not is_loaded(suited[1], target, call.options, suited[0]):
         for design in usual_designs(call, spec, target, backend):
             if is_loaded(spec, target, call.options, design):
                 return design, spec

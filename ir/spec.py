@@ -72,6 +72,8 @@ class AttentionSpec:
     """Query rows of a head in a tile, where a call has few; else 0, and the plan decides."""
     packed_heads: int = 1
     """Query heads whose rows share a tile; past the heads of a group its last one is repeated."""
+    narrow: bool = False
+    """Neighbouring rows see few keys, in a band that moves on with them, and the plan goes by that."""
 
     def describe(self) -> str:
         """One line for headers and lists."""

@@ -63,6 +63,14 @@ def test_more_tiles_than_multiprocessors_of_uneven_length() -> None:
         assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize(("q_len", "kv_len"), [(2100, 2100), (2001, 300), (130, 700)])
+def test_narrow_windows_of_wide_heads(q_len: int, kv_len: int) -> None:
+    q, k, v = random_qkv(q_len, kv_len, heads=12, kv_heads=4, dim=128)
+    for width in (5, 128, 256):
+        _check(q, k, v, mask_mod=masks.sliding_window(width))
+    _check(q, k, v, mask_mod=masks.sliding_window(128), sinks=torch.randn(12, device="cuda"))
+
+
 def test_strides_sinks_scales() -> None:
     whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))

@@ -201,6 +201,20 @@ def test_a_loaded_kernel_serves_few_rows_too(backend: str, monkeypatch: pytest.M
     assert build.compilations <= compiled + 1  # the one that was loaded
 
 
+def test_a_loaded_kernel_serves_narrow_windows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_loaded", {})
+    window = masks.sliding_window(128)
+    mods, values, _ = resolve(None, window)
+    q = torch.zeros(1, 2, 500, 128).bfloat16()
+    call = _call(500, mods=mods, values=values, q=q, k=q, v=q)
+    assert gpu.served_by(call, "sm90", "auto")[1].narrow
+    assert not gpu.served_by(replace(call, values=(1000,)), "sm90", "auto")[1].narrow
+    usual = flexc.compile(mask_mod=window, head_dim=128)
+    build.register(usual)
+    design, spec = gpu.served_by(call, "sm90", "auto")
+    assert kernel_for(spec, "sm90", (), (), design).artifact.key == usual.artifact.key
+
+
 @pytest.mark.parametrize(("q_len", "group"), [(0, 1), (4, 0), ("4", 1)])
 def test_a_number_of_rows_is_a_number(q_len: Any, group: int) -> None:
     with pytest.raises(ShapeMismatch, match=r"is (0|'4')"):
