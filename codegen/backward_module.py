@@ -278,6 +278,7 @@ def _view(
         rescue_nan=plan.rescue_nan,
         dropout=spec.dropout,
         repairs=backward.repairs,
+        starts_early=backward.repairs and plan.target.has_early_starts,
         scatters=_scatters(backward, form, emitted, names),
         reads_live=any(_visible(backward, s) == "live" or s.sum is Sum.NOTHING for s in form.scatters),
         adds_exactly=any(adds_exactly(backward, form, s.slot) for s in form.scatters),

@@ -65,7 +65,8 @@ def make_backward_plan(
         reasons = [("block_q", "rows or distances of a program")]
     elif is_small:
         tiles = row_tiles(backward)  # they read rows, and walk nothing
-        reasons = [("block_q", "about 8192 elements a program")]
+        elements = 4096 if backward.clears_sums else 8192
+        reasons = [("block_q", f"about {elements} elements a program")]
     else:
         tiles, why_tiles = backward_tiles(backward, entry, target, wanted, skip)
         rescue = spec.mask is not None

@@ -72,6 +72,7 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
         sinks=spec.has_sinks,
         clears_sums=backward.clears_sums,
         clears_lost=backward.clears_sums and spec.mask is not None,
+        starts_early=backward.clears_sums and plan.target.has_early_starts,
     )
 
 

@@ -60,6 +60,7 @@ class BackwardSpec:
     whose gradients are wanted. `deterministic`: these are the same bits every time. `repairs`: the kernels do
     nothing unless a NaN came out of others. `clears_sums`: the kernel of the rows clears what the Hopper
     kernel adds to. `pairs`: they read operands in fp32 as pairs of fp16 numbers.
+    `short`: a key is seen by few queries, so that the Hopper kernel's programs are short.
     """
 
     forward: AttentionSpec
@@ -70,6 +71,7 @@ class BackwardSpec:
     repairs: bool = False
     clears_sums: bool = False
     pairs: bool = False
+    short: bool = False
 
     def blocks(self, entry: Entry) -> Blocks:
         """How a kernel knows which tiles to visit."""
@@ -135,5 +137,8 @@ def backward_spec(
         slots: see `BackwardSpec`.
         deterministic: see `BackwardSpec`.
     """
+    from flexc.codegen.reach import few_see_a_key  # which is about these specs
+
     kv_blocks = choose_blocks(forward.mask, values, given=given, lengths=lengths, wanted=wanted, axes=BY_KEYS)
-    return BackwardSpec(replace(forward, return_lse=True), kv_blocks, has_grad_lse, slots, deterministic)
+    found = BackwardSpec(replace(forward, return_lse=True), kv_blocks, has_grad_lse, slots, deterministic)
+    return replace(found, short=few_see_a_key(found, values))

@@ -21,6 +21,7 @@ from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
+from flexc.codegen.hopper_staged import StagedRows, stage_rows
 from flexc.codegen.hopper_words import SIGMOID, depending, gluon, needed, target_of
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
@@ -82,6 +83,9 @@ class _Main(Preamble):
     reads_rows: bool
     """The mods, gradients of captured tensors or dropout need to know which rows a tile has."""
     mods_read_head: bool
+    staged: StagedRows
+    """What the loading warp finds out once a row."""
+    staged_smems: str
     score_row_lines: tuple[str, ...]
     """What a step computes once a row for scores and their gradients, and for the mask."""
     mask_row_lines: tuple[str, ...]
@@ -113,6 +117,7 @@ class _Main(Preamble):
     masked: str
     order: str
     together: str
+    groups: int
     in_turns: bool
     late: bool
     halves_are_columns: bool
@@ -193,10 +198,15 @@ def _view(
     scatters = hopper_scatters(
         backward, form, codes, names, [hoisting.fresh(f"{names[c.form.slot]}_sum") for c in codes]
     )
+    readers = [e for e in (score, grad, mask, *(x for c in codes for x in (c.value, c.at))) if e is not None]
+    staged = stage_rows(
+        backward, hoisting, score_rows, mask_rows, [a for reader in readers for a in reader.arguments]
+    )
+    emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
+    score_rows, mask_rows = staged.score_lines, staged.mask_lines
     values = [code.value for code, scatter in zip(codes, scatters, strict=True) if not scatter.is_own]
     elements = [e for e in (score, grad, mask, *values) if e is not None]
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
-    emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
     emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
     if any(SIGMOID in line for line in emitted):
         helpers |= {"sigmoid"}
@@ -222,6 +232,7 @@ def _view(
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
         renamed=(*RENAMED, *ADDING),
+        starts_early=True,
         constants=_constants(backward, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
@@ -241,8 +252,10 @@ def _view(
         or bool(scatters)
         or bool(head_lines or of_head)
         or _reads("h", elements, (*score_rows, *mask_rows)),
-        score_row_lines=gluon(score_rows),
-        mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in gluon(mask_rows)),
+        staged=staged,
+        staged_smems="".join(f" {value.smem}," for value in staged.values),
+        score_row_lines=score_rows,
+        mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in mask_rows),
         score_reads_rows=reads_rows_score,
         mask_reads_rows=reads_rows_mask,
         mods_read_columns=bool(scatters)
@@ -264,6 +277,7 @@ def _view(
         if blocks is not Blocks.ALL
         else "keys_left < BLOCK_KV",
         **_places(uneven=uneven, ordered=plan.ordered),
+        groups=plan.groups,
         in_turns=plan.in_turns,
         late=plan.late,
         halves_are_columns=plan.halves_are_columns,
@@ -357,7 +371,7 @@ def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Consta
             "Q_STAGES", tiles.num_stages, "tiles of queries that shared memory holds; of dO it holds two"
         ),
         Constant("PADDED_DIM", dim, "head dimension, to a power of two"),
-        Constant("DQ_COLUMNS", plan.dq_columns, "columns of half a tile of dQ, which has 64 rows"),
+        Constant("DQ_COLUMNS", plan.dq_columns, "columns of a warpgroup's part of dQ, which has 64 rows"),
         Constant("KV_BYTES", tiles.block_kv * dim * 2, "of the keys, and of the values"),
         Constant("Q_BYTES", tiles.block_q * dim * 2, "of a tile of queries, and of dO"),
         Constant(

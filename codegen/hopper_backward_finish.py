@@ -18,7 +18,7 @@ from flexc.ir.graph import ModSource
 from flexc.ir.place import Placement, place
 
 NAMES = RESERVED | frozenset({
-    "half", "tile", "sums_at", "lost", "lost_ptr", "DQ_COLUMNS", "attention_backward_finish",
+    "part", "PARTS", "tile", "sums_at", "lost", "lost_ptr", "DQ_COLUMNS", "attention_backward_finish",
 })  # fmt: skip
 
 
@@ -28,7 +28,7 @@ class _Finish(Preamble):
 
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
-    halves_are_columns: bool
+    parts_are_columns: bool
     rescue_nan: bool
     final_scale: str | None
     q_mask: str
@@ -51,7 +51,8 @@ def finish_module(backward: BackwardSpec, plan: HopperBackwardPlan, form: Form) 
     if padded:
         constants.append(Constant("HEAD_DIM", spec.head_dim, "of which these exist"))
     constants += [
-        Constant("DQ_COLUMNS", plan.dq_columns, "columns of half a tile of dQ, which has 64 rows"),
+        Constant("PARTS", plan.groups, "of a tile of dQ"),
+        Constant("DQ_COLUMNS", plan.dq_columns, "columns of a part, which has 64 rows"),
         Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of the sums are padded to"),
     ]
     view = _Finish(
@@ -60,9 +61,10 @@ def finish_module(backward: BackwardSpec, plan: HopperBackwardPlan, form: Form) 
         helpers=tuple(sorted(hoisting.helpers)),
         fast_tanh=False,
         functions=(),
+        starts_early=True,
         arguments=tuple(a.name for a in arguments),
         head_lines=hoisting.head,
-        halves_are_columns=plan.halves_are_columns,
+        parts_are_columns=plan.halves_are_columns,
         rescue_nan=plan.rescue_nan,
         final_scale=scale if is_global(form) else None,
         q_mask="(rows < q_len)[:, None]" + (" & (dims < HEAD_DIM)[None, :]" if padded else ""),
@@ -80,7 +82,7 @@ _LAUNCH = {
         "Launch cdiv(kv_len, BLOCK_KV) * q_heads // group * batch programs with",
         "num_warps=4; the roles that are not the program's own have warps besides.",
     ),
-    Entry.FINISH: ("Launch 2 * cdiv(q_len, BLOCK_Q) * q_heads * batch programs with", "num_warps=4."),
+    Entry.FINISH: ("Launch PARTS * cdiv(q_len, BLOCK_Q) * q_heads * batch programs with", "num_warps=4."),
 }
 
 

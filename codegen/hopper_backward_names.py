@@ -26,7 +26,7 @@ NAMES_OF_BACKWARD = RESERVED | frozenset({
     "RESIDENT", "turns_ptr", "turn_ptr", "turns", "own_turn", "await_turn", "pass_turn", "turn_before",
     "rows_of", "add_in_order", "first_row", "staged", "fetched", "nearest", "following", "before_first",
     "before_end", "row_map_offsets_ptr", "row_map_stretches_ptr", "row_map_stride_b",
-    "row_map_stride_h", "ticket", "number",
+    "row_map_stride_h", "ticket", "number", "let_next_begin", "await_kernel_before", "leave_rows", "lanes",
     *(f"{tensor}_desc" for tensor in ("q", "k", "v", "dout", "dk", "dv", "shift", "delta")),
     *(f"{tensor}_smem" for tensor in ("q", "k", "v", "dout", "ds", "dq", "dk", "shift", "delta")),
     *NAMES,

@@ -199,6 +199,7 @@ def _view(
         mask_column_lines=emitted.mask_lines,
         rows=_rows_name(plan),
         packed=plan.packed_heads > 1,
+        starts_early=False,
         mods_read_rows=Input.Q_IDX in emitted.inputs or (bounds is not None and bounds.reads_rows),
         mods_read_columns=emitted.reads_columns,
         mask_call=emitted.mask_call,

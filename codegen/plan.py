@@ -48,6 +48,11 @@ class KernelPlan:
         return "portable"
 
     @property
+    def max_registers(self) -> int | None:
+        """Registers of a thread at launch; None where that is left to the compiler."""
+        return None
+
+    @property
     def head_rows(self) -> int:
         """Query rows of each head in a tile."""
         return self.tiles.block_q // self.packed_heads

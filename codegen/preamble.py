@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexc.codegen.hoisting import Function
 
@@ -29,3 +29,5 @@ class Preamble:
     helpers: tuple[str, ...]
     fast_tanh: bool
     functions: tuple[Function, ...]
+    starts_early: bool = field(default=False, kw_only=True)
+    """The kernel before lets it begin before its own end, and it lets the next."""

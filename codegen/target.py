@@ -34,6 +34,11 @@ class Target:
     registers_per_thread: int = 255
     registers_per_block: int = 65536
 
+    @property
+    def has_early_starts(self) -> bool:
+        """Whether a kernel can begin while the one before still runs, and wait for it when it needs to."""
+        return self.capability >= 90
+
     def register_limit(self, warps: int) -> int:
         """Registers that a thread may have in a block of so many warps."""
         return min(self.registers_per_thread, self.registers_per_block // (32 * warps))

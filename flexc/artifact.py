@@ -74,6 +74,11 @@ class Artifact:
         """Any number of programs may be launched: each takes tiles until none are left."""
         return any(a.source is Source.COUNTER for a in self.arguments)
 
+    @property
+    def waits(self) -> bool:
+        """The kernel may begin before the one before it has ended: it waits for that by itself."""
+        return "griddepcontrol.wait" in self.ptx
+
 
 def write(artifact: Artifact, folder: Path, backward: Sequence[Artifact] = ()) -> None:
     """Write `artifact` as files under `folder`, which appears whole or not at all.

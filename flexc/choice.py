@@ -181,19 +181,20 @@ def backward_parts(
 
     if not hopper:
         found = schedule(backward, target_named(target), dict(options), wants_q=wants_q, wants_kv=wants_kv)
-        pairs = replace(backward, pairs=found.pairs)
-        return tuple((backward if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
+        portable = replace(backward, short=False)
+        pairs = replace(portable, pairs=found.pairs)
+        return tuple((portable if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
     made = suited(backward)
-    placed = ((backward, Entry.CAPTURED),) if has_places(backward) else ()
+    placed = ((replace(backward, short=False), Entry.CAPTURED),) if has_places(backward) else ()
     parts = (
-        (replace(backward, clears_sums=True), Entry.ROWS),
+        (replace(backward, clears_sums=True, short=False), Entry.ROWS),
         (made, Entry.HOPPER),
         (made, Entry.FINISH),
         *placed,
     )
     if backward.forward.mask is None:
         return parts
-    repairs = replace(backward, repairs=True)
+    repairs = replace(backward, repairs=True, short=False)
     order = (Entry.Q, Entry.KV) if backward.finds_delta else (Entry.KV, Entry.Q)
     return (*parts, *((repairs, entry) for entry in order), *placed)
 

@@ -26,6 +26,8 @@ class Entry:
     capability: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+    """Of a thread at launch; None where the compiler decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def compile_file(path: Path, kernel: GeneratedKernel) -> MachineCode:
             plan.target.capability,
             plan.tiles.num_warps,
             plan.tiles.num_stages,
+            plan.max_registers,
         ),
     )
 
@@ -108,7 +111,13 @@ def compile_entry(path: Path, entry: Entry) -> MachineCode:
     )
     target = GPUTarget("cuda", entry.capability, 32)
     # Fusing multiply and add is what the hardware is built for; Triton 3.10 would turn it off by default.
-    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, "enable_fp_fusion": True}
+    options: dict[str, int | bool] = {
+        "num_warps": entry.num_warps,
+        "num_stages": entry.num_stages,
+        "enable_fp_fusion": True,
+    }
+    if entry.max_registers is not None:
+        options["maxnreg"] = entry.max_registers
     try:
         compiled = triton.compile(source, target=target, options=options)
     except Exception as error:

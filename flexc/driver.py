@@ -19,6 +19,56 @@ INVALID_CONTEXT = 201
 """A thread that has made no CUDA call of its own yet has no context, though its process has one."""
 
 
+_COMES_EARLY = 6
+_KNOWS_EARLY = 12030
+"""The driver that first captured such launches in graphs."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """One of a launch; of its value, which has 64 bytes, the first four."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("unused", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Geometry:
+    """How a kernel is launched: threads and bytes of shared memory of a block, programs, and the stream.
+
+    One that `comes_early` may begin before the kernel before it on the stream has ended.
+    """
+
+    def __init__(self, threads: int, shared: int, *, comes_early: bool) -> None:
+        self.config = LaunchConfig((1, 1, 1), (threads, 1, 1), shared)
+        self._attribute = LaunchAttribute(_COMES_EARLY, 0, 1)
+        self._reference = ctypes.byref(self.config)
+        if comes_early and version() >= _KNOWS_EARLY:
+            self.config.attributes = ctypes.pointer(self._attribute)
+            self.config.count = 1
+
+    def of(self, programs: int, stream: int) -> Any:
+        """A reference to what the driver wants, good until the next call."""
+        self.config.grid[0] = programs
+        self.config.stream = stream
+        return self._reference
+
+
 @lru_cache(maxsize=1)
 def library() -> Any:
     """libcuda, whose calls keep the interpreter lock: a launch is shorter than giving it away.
@@ -61,6 +111,14 @@ def load_function(cubin: bytes, name: str, shared: int) -> ctypes.c_void_p:
             f"{shared} bytes of shared memory",
         )
     return function
+
+
+@lru_cache(maxsize=1)
+def version() -> int:
+    """The newest CUDA that the driver knows: major * 1000 + minor * 10."""
+    found = ctypes.c_int()
+    check(library().cuDriverGetVersion(ctypes.byref(found)), "asking for the driver's version")
+    return found.value
 
 
 def attribute(which: int, device: int) -> int:

@@ -16,7 +16,7 @@ from flexc.captured_sums import CapturedSums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, Entry, backward_spec
-from flexc.codegen.hopper_backward_plan import width
+from flexc.codegen.hopper_backward_plan import KEYS, width
 from flexc.ir.spec import Blocks
 from flexc.pack import as_pointed_to, dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
@@ -235,9 +235,10 @@ class _Backward:
         self.captured_sums.correct_heads(self.spec, self.values)
 
     def finish(self, entry: Entry, kernel: Runnable) -> None:
-        """The gradient of q from the sums of Hopper kernels: two programs a tile."""
+        """The gradient of q from the sums of Hopper kernels: a program for each part of a tile."""
         batch, heads, q_len, _ = self.call.q.shape
-        self._launch(kernel, 2 * -(-q_len // kernel.block_q) * heads * batch, {}, {})
+        parts = kernel.block_kv // KEYS
+        self._launch(kernel, parts * -(-q_len // kernel.block_q) * heads * batch, {}, {})
 
     def keys_and_values(self, entry: Entry, kernel: Runnable) -> None:
         """The gradients of k, v and captured tensors."""

@@ -12,6 +12,7 @@ import torch
 from flexc import driver
 from flexc.artifact import Artifact
 from flexc.counters import address_of_pair
+from flexc.driver import Geometry
 from flexc.parameters import Block, Layout
 from flexc.repeated import Repeated
 from flexc.tensor_maps import TensorMaps, is_descriptor
@@ -41,7 +42,8 @@ class Launcher:
         self._counters = int(artifact.shares_tiles)
         self._functions: dict[int, ctypes.c_void_p] = {}
         self._lock = Lock()
-        self._threads = 32 * artifact.num_warps
+        self._firing = Lock()  # blocks of several launches that repeat share the geometry
+        self._geometry = Geometry(32 * artifact.num_warps, artifact.shared, comes_early=artifact.waits)
 
     def launch(self, programs: int, device: int, values: Sequence[object]) -> None:
         """Run `programs` programs on the current stream of `device`, which is the current device.
@@ -67,15 +69,13 @@ class Launcher:
         function = self._functions.get(device)
         if function is None:
             function = self._load(device)
-        launch = driver.library().cuLaunchKernel
-        arguments = (
-            function, programs, 1, 1, self._threads, 1, 1, self._artifact.shared,
-            ctypes.c_void_p(stream), block.pointers, None,
-        )  # fmt: skip
-        status = launch(*arguments)
-        if status == driver.INVALID_CONTEXT:
-            driver.make_current(device)
+        launch = driver.library().cuLaunchKernelEx
+        with self._firing:
+            arguments = (self._geometry.of(programs, stream), function, block.pointers, None)
             status = launch(*arguments)
+            if status == driver.INVALID_CONTEXT:
+                driver.make_current(device)
+                status = launch(*arguments)
         if status:
             driver.check(status, f"launching {self._artifact.description}")
 

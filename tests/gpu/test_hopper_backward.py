@@ -186,6 +186,69 @@ def test_heads_that_see_different_keys() -> None:
     _check(*random_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
 
 
+def _of_rows(kind: str, q_len: int, kv_len: int) -> dict[str, Any]:
+    """Mods that read captured tensors by the row, of several types."""
+    heads = torch.arange(4, device="cuda")[:, None]
+    ids = torch.arange(max(q_len, kv_len), device="cuda") // 77
+    of_head = (ids // (1 + heads)).to(torch.int32)
+    alive = torch.arange(q_len, device="cuda") % 5 != 2
+    bias = torch.linspace(-2.0, 2.0, q_len, device="cuda")
+    reach = 20 + torch.arange(q_len, device="cuda", dtype=torch.int32) % 300
+    mods: dict[str, dict[str, Any]] = {
+        "long": {"mask_mod": lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (ids[q_idx] == ids[kv_idx])},
+        "heads": {"mask_mod": lambda b, h, q_idx, kv_idx: of_head[h, q_idx] == of_head[h, kv_idx]},
+        "bool": {"mask_mod": lambda b, h, q_idx, kv_idx: alive[q_idx] & (q_idx >= kv_idx)},
+        "score": {"score_mod": lambda score, b, h, q_idx, kv_idx: score * (1.0 + bias[q_idx] * (h + 1))},
+        "both": {
+            "mask_mod": lambda b, h, q_idx, kv_idx: (kv_idx < reach[q_idx]) | (ids[q_idx] == ids[kv_idx]),
+            "score_mod": lambda score, b, h, q_idx, kv_idx: score + bias[q_idx] * kv_idx * 0.01,
+        },
+    }
+    return mods[kind]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["long", "heads", "bool", "score", "both"])
+def test_rows_from_memory(kind: str, dim: int, deterministic: bool) -> None:
+    for q_len, kv_len in ((700, 643), (330, 900)):
+        _check(
+            *random_qkv(q_len, kv_len, dim=dim), deterministic=deterministic, **_of_rows(kind, q_len, kv_len)
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "causal", "document_by_batch", "window_and_first_keys", "softcap_window", "nothing_allowed"],
+)
+def test_one_warpgroup(name: str) -> None:
+    case = corpus()["causal" if name == "plain" else name].make("cuda")
+    mask, score = (None, None) if name == "plain" else (case.mask, case.score)
+    heads, kv_heads = case.heads, case.kv_heads
+    qkv = random_qkv(max(case.q_len, 64), case.kv_len, batch=case.batch, heads=heads, kv_heads=kv_heads)
+    options = {"backward_block_q": 64, "backward_block_kv": 64}
+    _check(*qkv, mask_mod=mask, score_mod=score, options=options)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal], ids=["plain", "causal"])
+def test_kernels_wait_for_those_before(mask: Any) -> None:
+    """Short kernels of many backwards, each of which may begin before the one before it has ended."""
+    inputs = [[x.requires_grad_() for x in random_qkv(n, n, dim=64)] for n in (300, 700)]
+    results = [flexc.attention(*x, mask_mod=mask) for x in inputs]
+    weights = [torch.randn_like(out) for out in results]
+    expected = None
+    for _ in range(40):
+        found = [
+            torch.autograd.grad(out, x, w, retain_graph=True)
+            for out, x, w in zip(results, inputs, weights, strict=True)
+        ]
+        expected = expected or found
+        for wanted, gradients in zip(expected, found, strict=True):
+            assert torch.equal(gradients[1], wanted[1])
+            assert torch.equal(gradients[2], wanted[2])
+            assert torch.allclose(gradients[0].float(), wanted[0].float(), rtol=2e-2, atol=1e-3)
+
+
 def test_strides_and_scales() -> None:
     whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))

@@ -6,8 +6,9 @@ num_warps=4, num_stages=1.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-BLOCK_Q = tl.constexpr(64)  # query rows of a program
+BLOCK_Q = tl.constexpr(32)  # query rows of a program
 PADDED_DIM_V = tl.constexpr(128)  # head dimension of v, to a power of two
 WIDTH = tl.constexpr(128)  # dimensions of a row of the sums that dQ is
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of delta and shift are padded to
@@ -34,9 +35,12 @@ def attention_backward_rows(
     q_len,
 ):
     """One program finds what the other kernels need of BLOCK_Q query rows of one head."""
+    # The next kernel may come as soon as there is room; it waits for what this one writes.
+    gdc_launch_dependents()
     padded_len = tl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     q_tiles = padded_len // BLOCK_Q
-    pid = tl.program_id(0)
+    # The last rows first: so the L2 cache holds the first ones when the next kernel begins with them.
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
     head = pid // q_tiles
     b = head // q_heads
     h = head % q_heads
@@ -117,9 +121,9 @@ thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 BLOCK_KV = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of each of its two warpgroups
 BLOCK_Q = gl.constexpr(64)  # queries of a step
-Q_STAGES = gl.constexpr(4)  # tiles of queries that shared memory holds; of dO it holds two
+Q_STAGES = gl.constexpr(3)  # tiles of queries that shared memory holds; of dO it holds two
 PADDED_DIM = gl.constexpr(128)  # head dimension, to a power of two
-DQ_COLUMNS = gl.constexpr(64)  # columns of half a tile of dQ, which has 64 rows
+DQ_COLUMNS = gl.constexpr(64)  # columns of a warpgroup's part of dQ, which has 64 rows
 KV_BYTES = gl.constexpr(32768)  # of the keys, and of the values
 Q_BYTES = gl.constexpr(16384)  # of a tile of queries, and of dO
 ROWS_PADDED_TO = gl.constexpr(256)  # rows of a head of delta, shift and the sums are padded to
@@ -187,6 +191,22 @@ def give_turn(x, which: gl.constexpr):
         gl.inline_asm_elementwise(
             "bar.arrive 9, 256; mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1
         )
+
+
+@gluon.jit
+def let_next_begin(x):
+    """Let the next kernel come as soon as there is room: it waits by itself. `x` as for `take_turn`."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def await_kernel_before(x):
+    """Wait until the kernel before has ended, and what it wrote is there: this one may have come early."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
@@ -309,8 +329,28 @@ def count_steps(
 
 
 @gluon.jit
+def leave_rows(
+    b, h, q_start, slot, doc_ids_q_smem,
+    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+    lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
+    map_stretches_ptr, map_stride_b, map_stride_h, map_block_q, map_block_kv, q_stride_b,
+    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+    v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h,
+    dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len,
+    scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc,
+    delta_desc, dq_sum_desc,
+):  # fmt: skip
+    """What the mods need of the rows of a tile, from memory: the others find it in shared memory."""
+    lanes: gl.constexpr = gl.BlockedLayout([BLOCK_Q // 32], [32], [1], [0])
+    # Rows past the end repeat the last one, so that no index is out of range.
+    q_idx = gl.minimum(q_start + gl.arange(0, BLOCK_Q, layout=lanes), q_len - 1)
+    doc_ids_q = gl.load(doc_ids_ptr + q_idx, mask=q_idx < doc_ids_size_0, other=0)
+    doc_ids_q_smem.index(slot).store(doc_ids_q)
+
+
+@gluon.jit
 def load_tiles(
-    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
+    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
     count, k_ready, v_ready, q_ready, dout_ready, done, counted,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
@@ -366,6 +406,19 @@ def load_tiles(
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
+    leave_rows(
+        b, h, q_start, slot, doc_ids_q_smem,
+        q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+        lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
+        map_stretches_ptr, map_stride_b, map_stride_h, map_block_q, map_block_kv, q_stride_b,
+        q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+        v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h,
+        dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len,
+        scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc,
+        delta_desc, dq_sum_desc,
+    )  # fmt: skip
+    mbarrier.arrive(q_ready.index(slot), count=1)
+
     steps = count_steps(
         b, kv_start, first_head,
         q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
@@ -409,6 +462,19 @@ def load_tiles(
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
+        leave_rows(
+            b, h, q_start, slot, doc_ids_q_smem,
+            q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+            lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
+            map_stretches_ptr, map_stride_b, map_stride_h, map_block_q, map_block_kv, q_stride_b,
+            q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+            v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h,
+            dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len,
+            scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc,
+            delta_desc, dq_sum_desc,
+        )  # fmt: skip
+        mbarrier.arrive(q_ready.index(slot), count=1)
+
     for t in range(steps - 2):
         # In both warpgroups dV of this step and dK of the one before have read dO and Q.
         mbarrier.wait(done.index(t % 2), t // 2 & 1)
@@ -435,6 +501,19 @@ def load_tiles(
             tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
             tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
+            leave_rows(
+                b, h, q_start, slot, doc_ids_q_smem,
+                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+                lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
+                map_stretches_ptr, map_stride_b, map_stride_h, map_block_q, map_block_kv, q_stride_b,
+                q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+                v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h,
+                dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len,
+                scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc,
+                delta_desc, dq_sum_desc,
+            )  # fmt: skip
+            mbarrier.arrive(q_ready.index(slot), count=1)
+
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
@@ -446,7 +525,7 @@ def load_tiles(
 @gluon.jit
 def accumulate(
     which: gl.constexpr,
-    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
+    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
     count, k_ready, v_ready, q_ready, dout_ready, done, counted,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
@@ -507,8 +586,7 @@ def accumulate(
     score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
     if ((start & 1) != 0) | (keys_left < BLOCK_KV):
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-        q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-        doc_ids_q = gl.load(doc_ids_ptr + q_here, mask=q_here < doc_ids_size_0, other=0)
+        doc_ids_q = doc_ids_q_smem.index(0).load(row_layout)[None, :]
         allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
         score = gl.where(allowed, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
@@ -558,8 +636,7 @@ def accumulate(
         score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
         if ((start & 1) != 0) | (keys_left < BLOCK_KV):
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-            q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-            doc_ids_q = gl.load(doc_ids_ptr + q_here, mask=q_here < doc_ids_size_0, other=0)
+            doc_ids_q = doc_ids_q_smem.index(slot).load(row_layout)[None, :]
             allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
             score = gl.where(allowed, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
@@ -650,12 +727,17 @@ def attention_backward(
     delta_desc, dq_sum_desc,
 ):  # fmt: skip
     """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
+    let_next_begin(never)
+    await_kernel_before(never)
     k_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], k_desc.layout)
     v_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], v_desc.layout)
     q_smem = gl.allocate_shared_memory(OPERAND, [Q_STAGES, BLOCK_Q, PADDED_DIM], q_desc.layout)
     dout_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_Q, PADDED_DIM], dout_desc.layout)
     shift_smem = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], shift_desc.layout)
     delta_smem = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], delta_desc.layout)
+    doc_ids_q_smem = gl.allocate_shared_memory(
+        gl.int32, [Q_STAGES, BLOCK_Q], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_Q], OPERAND)
     ds_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_KV, BLOCK_Q], ds_layout)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2, 2 * DQ_COLUMNS, 32], dq_sum_desc.layout)
@@ -679,7 +761,7 @@ def attention_backward(
     mbarrier.init(v_ready.index(0), count=1)
     mbarrier.init(counted.index(0), count=1)
     for i in gl.static_range(Q_STAGES):
-        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_ready.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(dout_ready.index(i), count=1)
         mbarrier.init(done.index(i), count=2)
@@ -690,7 +772,7 @@ def attention_backward(
             (
                 accumulate,
                 (
-                    0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
+                    0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table,
                     starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
@@ -705,7 +787,7 @@ def attention_backward(
             (
                 accumulate,
                 (
-                    1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
+                    1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table,
                     starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
@@ -720,7 +802,7 @@ def attention_backward(
             (
                 load_tiles,
                 (
-                    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
+                    k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table,
                     starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, slopes_ptr, slopes_size_0, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr,
@@ -740,16 +822,18 @@ def attention_backward(
 
 """Gradient of queries from its sums, of attention for sm90: score_mod and mask_mod, D=128, bf16.
 
-Generated by flexc 0.1.0. Launch 2 * cdiv(q_len, BLOCK_Q) * q_heads * batch programs with
+Generated by flexc 0.1.0. Launch PARTS * cdiv(q_len, BLOCK_Q) * q_heads * batch programs with
 num_warps=4.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK_Q = tl.constexpr(64)  # query rows of a tile
 PADDED_DIM = tl.constexpr(128)  # head dimension of q, to a power of two
-DQ_COLUMNS = tl.constexpr(64)  # columns of half a tile of dQ, which has 64 rows
+PARTS = tl.constexpr(2)  # of a tile of dQ
+DQ_COLUMNS = tl.constexpr(64)  # columns of a part, which has 64 rows
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of the sums are padded to
 
 
@@ -766,24 +850,28 @@ def attention_backward_finish(
     kv_len,
     scale,
 ):
-    """One program scales and rounds half of the sums that dQ is, of BLOCK_Q query rows of one head.
+    """One program scales and rounds a part of the sums that dQ is, of BLOCK_Q query rows of one head.
 
     The sums of a tile lie in the order of the registers that they were added from, see `stage` there.
     """
+    # The next kernel may come as soon as there is room. This one has come early, and waits for the sums.
+    gdc_launch_dependents()
+    gdc_wait()
     q_tiles = tl.cdiv(q_len, BLOCK_Q)
     padded_len = tl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
-    pid = tl.program_id(0)
-    half = pid % 2
-    tile = pid // 2
+    # The last sums first: the L2 cache still holds them.
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    part = pid % PARTS
+    tile = pid // PARTS
     b = tile // q_tiles // q_heads
     h = tile // q_tiles % q_heads
     q_start = tile % q_tiles * BLOCK_Q
-    sums_at = ((b * q_heads + h).to(tl.int64) * padded_len + q_start) * PADDED_DIM + half * (64 * DQ_COLUMNS)
+    sums_at = ((b * q_heads + h).to(tl.int64) * padded_len + q_start) * PADDED_DIM + part * (64 * DQ_COLUMNS)
     dq = tl.load(dq_sum_ptr + sums_at + tl.arange(0, 64 * DQ_COLUMNS))
     dq = tl.reshape(dq, (DQ_COLUMNS // 8, 4, 8, 4, 2, 2))
     dq = tl.reshape(tl.permute(dq, (1, 4, 2, 0, 3, 5)), (64, DQ_COLUMNS))
     rows = q_start + tl.arange(0, 64)
-    dims = half * DQ_COLUMNS + tl.arange(0, DQ_COLUMNS)
+    dims = part * DQ_COLUMNS + tl.arange(0, DQ_COLUMNS)
     lost = tl.sum(tl.sum((dq != dq).to(tl.int32), 1), 0)  # noqa: PLR0124
     if lost > 0:
         tl.store(lost_ptr, 1)
@@ -812,6 +900,7 @@ document, flexc/masks.py:LINE
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK_Q = tl.constexpr(64)  # query rows of a tile
 BLOCK_KV = tl.constexpr(64)  # keys of a tile
@@ -1075,6 +1164,8 @@ def attention_backward_kv(
     batch,
 ):
     """These kernels repair what others computed, where a NaN came out: few programs, which mostly have nothing to do."""
+    gdc_launch_dependents()
+    gdc_wait()
     if tl.load(lost_ptr) == 0:
         return
     programs = tl.cdiv(kv_len, BLOCK_KV) * (q_heads // group) * batch
@@ -1150,6 +1241,7 @@ document, flexc/masks.py:LINE
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 BLOCK_Q = tl.constexpr(128)  # query rows of a tile
 BLOCK_KV = tl.constexpr(64)  # keys of a tile
@@ -1352,6 +1444,8 @@ def attention_backward_q(
     batch,
 ):
     """These kernels repair what others computed, where a NaN came out: few programs, which mostly have nothing to do."""
+    gdc_launch_dependents()
+    gdc_wait()
     if tl.load(lost_ptr) == 0:
         return
     programs = tl.cdiv(q_len, BLOCK_Q) * q_heads * batch
