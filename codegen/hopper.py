@@ -135,6 +135,9 @@ class _Forward(Preamble):
     sums_in_parts: bool
     values_late: bool
     lean: bool
+    threads_release: bool
+    turns: bool
+    turns_by_scores: bool
     short: bool
     out_through_q: bool
     tail: str
@@ -328,6 +331,9 @@ def _view(
         sums_in_parts=plan.sums_in_parts,
         values_late=plan.values_late,
         lean=plan.lean,
+        threads_release=plan.threads_release,
+        turns=plan.turns,
+        turns_by_scores=plan.turns_by_scores,
         short=plan.short,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",

@@ -40,10 +40,10 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
         ]
     if plan.lean:
+        constants.append(Constant("THREADS", 128, "of a warpgroup"))
+    if plan.turns:
         constants.append(
-            Constant(
-                "THREADS", 128, "of a warpgroup; a buffer of keys or values is free when all have arrived"
-            )
+            Constant("FIRST_TURN", 8, "number of a barrier in hardware, the first of those for the turns")
         )
     if plan.rescue_nan:
         constants += [

@@ -9,11 +9,12 @@ from flexc.codegen.arguments import RESERVED
 from flexc.codegen.gluon_names import NAMES
 
 ALL_NAMES = RESERVED | frozenset({
-    "CONSUMERS", "FEW_DIMS", "FEW_KEYS", "K_BYTES", "L2_KEYS", "OPERAND", "PARTS", "Q_BYTES",
+    "CONSUMERS", "FIRST_TURN", "FEW_DIMS", "FEW_KEYS", "K_BYTES", "L2_KEYS", "OPERAND", "PARTS", "Q_BYTES",
     "Q_TILES", "ROWS", "SKIP_FIRST", "SKIP_LAST", "STAGES", "TAIL_DIM", "TAIL_DIM_V", "THREADS", "TILES",
     "TOLD", "V_BYTES", "_", "acc_layout", "acc_row_layout", "acc_tail", "acc_tail_layout",
     "acc_tail_row_layout", "add_weights", "again_end", "again_first", "again_head", "again_start",
-    "alive", "alpha", "async_copy", "attend", "attend_again", "back", "batch", "before", "begun", "blind",
+    "alive", "alpha", "async_copy", "attend", "attend_again", "await_turn", "back",
+    "batch", "before", "begun", "blind",
     "blind_now", "bounds", "column_layout", "counter_ptr", "dim", "dim_v", "done", "done_b",
     "done_end", "done_first", "done_h", "done_rows", "done_start", "entry",
     "fence_async_shared", "fetch", "first", "first_column", "first_row", "following", "fresh",
@@ -23,7 +24,7 @@ ALL_NAMES = RESERVED | frozenset({
     "link", "load_tiles", "lost", "lost_smem", "lowest", "masked", "mbarrier", "mma_v2", "new_max",
     "next_b", "next_end", "next_first", "next_h", "next_head", "next_start", "no_weights", "note",
     "note_smem", "number", "of_keys", "other", "out_tail", "out_tail_tile", "own_start", "p_layout",
-    "p_tail", "p_tail_layout", "part", "place", "place_of", "q_near", "q_tail", "rest",
+    "p_tail", "p_tail_layout", "part", "pass_turn", "place", "place_of", "q_near", "q_tail", "rest",
     "right_layout", "row_layout", "row_of_out", "score_layout", "seen", "seen_end", "seen_first",
     "share", "shift", "short", "sigmoid", "size", "slot", "step", "stretches", "sum_parts",
     "sums", "sums_of_threads", "sums_smem", "taken", "tell",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +97,18 @@ def test_machine_code_of_the_corpus(entry: Entry, head_dim: int) -> None:
 def test_other_head_dims(head_dim: int, head_dim_v: int) -> None:
     kernel = _compile("causal", head_dim, head_dim_v=head_dim_v, dtype=torch.float16)
     _check(kernel)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "prefix_lm_by_batch"])
+def test_three_warpgroups_issue_their_products_in_turns(name: str) -> None:
+    (sass,) = _compile(name, 64).sass.values()
+    waits = Counter(re.findall(r"BAR\.SYNC\S* (0x[0-9a-f]+), 0x100", sass))
+    passed = Counter(re.findall(r"BAR\.ARV (0x[0-9a-f]+), 0x100", sass))
+    assert waits.keys() == passed.keys() == {"0x8", "0x9", "0xa"}
+    # The first one waits once more at the end: the last one passes it the turn before anything else.
+    assert waits == passed
+    (sass,) = _compile(name, 128).sass.values()
+    assert "BAR.ARV" not in sass
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -33,6 +33,7 @@ TOLD = gl.constexpr(3)  # numbers that the loading warp tells the others of each
 L2_KEYS = gl.constexpr(131072)  # keys with values that fit the L2 cache together
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of q, k, v and out
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
+FIRST_TURN = gl.constexpr(8)  # number of a barrier in hardware, the first of those for the turns
 
 
 @gluon.jit
@@ -84,6 +85,27 @@ def tell(place, number):
 def told(place):
     """The number that the loading warp left there, for a warpgroup."""
     return gl.max(place.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def await_turn(which: gl.constexpr):
+    """Wait until the warpgroup before this one has issued its products of the step."""
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 256; mov.b32 $0, $1;", "=r,r", [FIRST_TURN + which], gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def pass_turn(which: gl.constexpr):
+    """Let the next warpgroup issue its products: those of this one are on their way. Nobody waits here."""
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 256; mov.b32 $0, $1;",
+        "=r,r",
+        [FIRST_TURN + (which + 1) % CONSUMERS],
+        gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -193,6 +215,8 @@ def attend(
     acc = gl.zeros([ROWS, PADDED_DIM_V], gl.float32, layout=acc_layout)
     row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=row_layout)
     row_sum = gl.zeros([ROWS], gl.float32, layout=row_layout)
+    if which == CONSUMERS - 1:
+        pass_turn(which)  # the first warpgroup begins
     step = 0  # tiles of keys so far
     taken = 0  # tiles of queries so far
     alive = 1
@@ -215,10 +239,12 @@ def attend(
         q = q_smem.index(part)
         mbarrier.wait(q_ready.index(part), taken // Q_TILES & 1, pred=alive == 1)
         mbarrier.wait(k_ready.index(slot), step // STAGES & 1, pred=alive == 1)
+        await_turn(which)
         score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         mbarrier.wait(v_ready.index(before), v_turn, pred=taken > 0)
         acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
 
+        pass_turn(which)
         score = warpgroup_mma_wait(1, deps=[score])
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(before), count=1, pred=taken > 0)
@@ -257,10 +283,12 @@ def attend(
             kv_start = kv_last - done
             slot = step % STAGES
             mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
+            await_turn(which)
             score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
             before = (step - 1) % STAGES
             mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+            pass_turn(which)
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
             p, row_max, alpha = online_softmax(score, to_log2, row_max)
@@ -273,6 +301,8 @@ def attend(
             step += 1
 
         taken += 1
+    if which == 0:
+        await_turn(which)  # the last one has passed it on once more
     tma.store_wait(0)
 
 
