@@ -225,6 +225,8 @@ def replay(
         return None, None
     if (sinks is not None and type(sinks) not in PLAIN) or type(dropout_p) not in (float, int):
         return None, None
+    if isinstance(scale, torch.Tensor) or (options is not None and not _can_be_keys(options)):
+        return None, None
     score = None if score_mod is None else trace_as(ScoreMod, score_mod)
     mask = None if mask_mod is None else trace_as(MaskMod, mask_mod)
     values: tuple[Value, ...] = () if score is None else score.values
@@ -251,6 +253,13 @@ def replay(
         if result is not None:
             return result, None
     return None, Place(key, given, len(values))
+
+
+def _can_be_keys(options: object) -> bool:
+    """Whether these are options of the kinds that there are; what is wrong with others is told elsewhere."""
+    if not isinstance(options, Mapping):
+        return False
+    return all(isinstance(k, str) and isinstance(v, int | float | str | None) for k, v in options.items())
 
 
 def _facts_of_blocks(

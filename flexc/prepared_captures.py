@@ -65,7 +65,12 @@ class Captures:
         None where something differs that decides more than addresses.
         """
         for slot, number in self._numbers:
-            if values[slot] != number or type(values[slot]) is not type(number):
+            value = values[slot]
+            if value != number or type(value) is not type(number):
+                return None
+            if number == 0.0 and str(value) != str(
+                number
+            ):  # -0.0 equals 0.0, and its reciprocal is another number
                 return None
         tensors = [values[slot] for slot in self._slots]
         if not self.hold(tensors):
