@@ -65,7 +65,7 @@ def test_more_tiles_than_multiprocessors_of_uneven_length() -> None:
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(2100, 2100), (2001, 300), (130, 3000), (193, 193)])
 def test_products_in_turns(q_len: int, kv_len: int) -> None:
-    """Warpgroups that pass over keys, or have no rows, take their turns too: else the others would wait for ever."""
+    """Warpgroups that pass over keys, or have no rows, take their turns too: others wait for them."""
 
     def chunks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return q_idx // 700 == kv_idx // 700
