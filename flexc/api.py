@@ -120,7 +120,9 @@ def attention(
         q: (B, Hq, L, D), bf16, fp16, fp32, or fp64 on the CPU.
         k: (B, Hkv, S, D); `Hq % Hkv == 0`. May be of a lower precision than q.
         v: (B, Hkv, S, Dv). Any strides whose last dimension is contiguous are read in place.
-        mask_mod: `f(b, h, q_idx, kv_idx) -> bool`, True where a pair may attend. flexc finds its blocks.
+        mask_mod: `f(b, h, q_idx, kv_idx) -> bool`, True where a pair may attend. flexc finds its blocks, anew
+            where a captured tensor was written in place; writes that autograd can't see (through `.data`, or
+            an array of numpy) go unnoticed.
         score_mod: `f(score, b, h, q_idx, kv_idx) -> score`; score is `q . k * scale`, fp32. Masks come after.
         block_mask: blocks found before, of flexc or of PyTorch. With `mask_mod` as well, both apply.
         scale: of the scores; `1 / sqrt(D)` by default.
