@@ -42,7 +42,8 @@ def converted(block_mask: object, convert: Callable[[TorchBlockMask], BlockMask]
 
     if not isinstance(block_mask, flex_attention.BlockMask):
         raise NotAMod(
-            f"block_mask is a {type(block_mask).__name__}", hint="make one with flexc.create_block_mask(...)"
+            f"block_mask is of type {type(block_mask).__name__}",
+            hint="make one with flexc.create_block_mask(...)",
         )
     if block_mask.mask_mod is getattr(flex_attention, "_sliced_mask_mod_error", None):
         sliced_mask_mod(None, None, None, None)

@@ -305,7 +305,9 @@ def _make(kind: type[Kind], function: object) -> Kind:
         hint = f"write a function ({', '.join(ARGUMENTS[kind.kind])})"
         if hasattr(function, "mask_mod"):
             hint = "pass a block mask as block_mask="
-        raise NotAMod(f"a {kind.kind.value} is a function, not a {type(function).__name__}", hint=hint)
+        raise NotAMod(
+            f"a {kind.kind.value} is a function, and this is of type {type(function).__name__}", hint=hint
+        )
     return kind(function)
 
 

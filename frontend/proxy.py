@@ -229,7 +229,7 @@ _UNARY = {"neg": "neg", "pos": "positive", "invert": "bitwise_not", "abs": "abs"
 
 def _operator(name: str) -> Callable[[Traced, Any], Any]:
     def method(self: Traced, other: Any) -> Any:
-        if not self.tracer.is_operand(other, compares=name in _EQUALITY):
+        if not self.tracer.is_operand(other, refuses=name not in _EQUALITY):
             return NotImplemented
         return self.tracer.call(name, self, other)
 

@@ -121,7 +121,7 @@ def check_result(tracer: Tracer, result: Any, kind: ModKind, function: Callable[
     if isinstance(result, Traceable) or type(result) is FunctionType:
         hint = f"it makes a mod: call it and pass the result, {name_of(function)}(...)"
         raise _wrong_result("a function", kind, hint, function)
-    if isinstance(result, (tuple, list, dict, str)) or not tracer.is_operand(result):
+    if isinstance(result, (tuple, list, dict, str)) or not tracer.is_operand(result, refuses=False):
         raise _wrong_result(f"a {type(result).__name__}", kind, "return one value", function)
     value = tracer.lift(result)
     if value.sizes:

@@ -180,14 +180,15 @@ class Tracer:
 
     # From anything a mod computes with to traced values.
 
-    def is_operand(self, value: object, *, compares: bool = False) -> bool:
-        """Whether arithmetic with `value` is ours to do; with `compares`, whether `==` is.
+    def is_operand(self, value: object, *, refuses: bool = True) -> bool:
+        """Whether arithmetic with `value` is ours to do.
 
-        Raises UnsupportedOperation for what could only be a mistake: numbers of another kind, and objects.
+        With `refuses`, raises UnsupportedOperation for what could only be a mistake: numbers of another kind,
+        and objects.
         """
         if isinstance(value, (Traced, TracedNumber, int, float, torch.Tensor, np.generic)):
             return True
-        if not compares and (isinstance(value, Number) or type(value) is CapturedObject):
+        if refuses and (isinstance(value, Number) or type(value) is CapturedObject):
             raise _refused(value)
         return False
 

@@ -303,6 +303,7 @@ def test_classes_derive_from_builtins() -> None:
     [
         (lambda b, h, q_idx, kv_idx: None, "None"),
         (lambda b, h, q_idx, kv_idx: (q_idx, kv_idx), "a tuple"),
+        (lambda b, h, q_idx, kv_idx: THIRD, "a Fraction"),
         (lambda b, h, q_idx, kv_idx: q_idx, "torch.int32"),
         (lambda b, h, q_idx, kv_idx: TABLE[h] > 0, r"shape \(9,\)"),
         (lambda b, h, q_idx, kv_idx: 0.5, "torch.float32"),
@@ -399,7 +400,7 @@ def test_wrong_arity() -> None:
 
 
 def test_things_that_are_no_mods() -> None:
-    with pytest.raises(errors.NotAMod, match="not a int"):
+    with pytest.raises(errors.NotAMod, match="of type int"):
         mask_mod(5)  # type: ignore[arg-type]
     with pytest.raises(errors.NotAMod) as caught:
         score_mod(mask_mod(branches))
