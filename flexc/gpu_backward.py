@@ -15,7 +15,7 @@ from flexc.callspec import is_aligned, spec_of
 from flexc.captured_sums import CapturedSums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
-from flexc.codegen.backward_spec import ROWS_PADDED_TO, Entry, backward_spec
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
 from flexc.codegen.hopper_backward_plan import KEYS, width
 from flexc.ir.spec import Blocks
 from flexc.pack import as_pointed_to, dropout_numbers, seed_on
@@ -125,32 +125,27 @@ class _Backward:
             self.tensors[Source.GRAD_LSE] = grad_lse
         if sinks is not None:
             self.tensors[Source.SINKS] = sinks
+        if seed is not None:
+            self.tensors[Source.DROPOUT_SEED] = seed
+        self.spec = self._found_spec(has_grad_lse=grad_lse is not None)
+        self.numbers = _numbers(call)
+
+    def _found_spec(self, *, has_grad_lse: bool) -> BackwardSpec:
+        """The spec of the call, with its tensors as they lie."""
+        call = self.call
         spec = spec_of(call)
         strided = [x for source, x in self.tensors.items() if source in _STRIDED]
         aligned = spec.aligned and all(is_aligned(x) for x in strided)
-        self.spec = backward_spec(
+        return backward_spec(
             replace(spec, aligned=aligned),
             call.values,
-            (q.shape[2], call.k.shape[2]),
+            (call.q.shape[2], call.k.shape[2]),
             given=call.block_map is not None,
             wanted=dict(call.options).get("blocks"),
-            has_grad_lse=grad_lse is not None,
+            has_grad_lse=has_grad_lse,
             slots=self.slots,
             deterministic=call.deterministic,
         )
-        heads, kv_heads = q.shape[1], call.k.shape[1]
-        self.numbers: dict[Source, int | float] = {
-            Source.Q_HEADS: heads,
-            Source.GROUP: heads // max(1, kv_heads),
-            Source.Q_LEN: q.shape[2],
-            Source.KV_LEN: call.k.shape[2],
-            Source.BATCH: q.shape[0],
-            Source.SCALE: call.scale,
-        }
-        if seed is not None:
-            self.tensors[Source.DROPOUT_SEED] = seed
-            below, weight = dropout_numbers(call.dropout_p)
-            self.numbers |= {Source.DROPPED_BELOW: below, Source.SURVIVORS_WEIGHT: weight}
 
     def run(self, backend: str) -> Gradients:
         """Run the kernels that give what is wanted."""
@@ -369,3 +364,21 @@ def _parts(programs: int, group: int, processors: int) -> int:
     """How many programs share the query heads of a key head: as few as fill the device twice."""
     fitting = (n for n in range(1, group + 1) if group % n == 0)
     return next((n for n in fitting if programs * n >= 2 * processors), group)
+
+
+def _numbers(call: AttentionCall) -> dict[Source, int | float]:
+    """The arguments of kernels that are numbers, by what they are."""
+    batch, heads, q_len, _ = call.q.shape
+    _, kv_heads, kv_len, _ = call.k.shape
+    found: dict[Source, int | float] = {
+        Source.Q_HEADS: heads,
+        Source.GROUP: heads // max(1, kv_heads),
+        Source.Q_LEN: q_len,
+        Source.KV_LEN: kv_len,
+        Source.BATCH: batch,
+        Source.SCALE: call.scale,
+    }
+    if call.dropout_p:
+        below, weight = dropout_numbers(call.dropout_p)
+        found |= {Source.DROPPED_BELOW: below, Source.SURVIVORS_WEIGHT: weight}
+    return found
