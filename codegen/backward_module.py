@@ -224,7 +224,6 @@ def _view(
     adds_diagonals = any(s.sum is Sum.DIAGONAL for s in form.scatters)
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
-    wide = plan.padded_dim + plan.padded_dim_v > 128
     across = backward.pairs and backward.blocks(entry) is not Blocks.ALL
     return _Backward(
         header=header(backward, entry, plan, sources),
@@ -238,7 +237,7 @@ def _view(
         entry=entry.value,
         sliced=backward.slices > 1,
         pairs=backward.pairs,
-        parted=backward.pairs and entry is Entry.KV and wide,
+        parted=backward.pairs and entry is Entry.KV,
         fused=entry is Entry.FUSED,
         finds_delta=backward.finds_delta,
         has_grad_lse=backward.has_grad_lse,
