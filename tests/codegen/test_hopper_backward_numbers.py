@@ -1,0 +1,171 @@
+"""What generated Hopper backwards compute, and that no role waits for ever: run on the CPU.
+
+The kernels before and after the large one are stood in for by their definitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from flexc import masks
+from flexc.call import AttentionCall
+from flexc.choice import backward_parts
+from flexc.codegen.arguments import Source
+from flexc.codegen.backward_plan import lower_backward
+from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
+from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.module import GeneratedKernel
+from flexc.codegen.target import TARGETS
+from flexc.ir.spec import Blocks
+from flexc.pack_backward import Operands, map_operands
+from flexc.tensor_maps import is_descriptor
+from tests.codegen.generate import Mod, spec_for
+from tests.gluon_backward_in_numpy import Rows, Sums, run_backward
+from tests.gluon_in_numpy import Descriptor
+from tests.gradients import problem
+
+LENGTHS = torch.tensor([70, 13, 120, 64, 1, 200, 90, 55, 100])
+IDS = torch.arange(9, dtype=torch.int32).repeat_interleave(LENGTHS)[:640]
+OF_BATCH = torch.stack([IDS, IDS.flip(0)])
+ALIVE = torch.arange(900) % 5 != 2
+REACH = (20 + torch.arange(900) % 300).int()
+
+
+def _documents_of_batch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (OF_BATCH[b, q_idx] == OF_BATCH[b, kv_idx])
+
+
+def _alive(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return ALIVE[q_idx] & (q_idx >= kv_idx)
+
+
+def _reach(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx < REACH[q_idx]) | (ALIVE[q_idx] & (kv_idx > 500))
+
+
+class Shape(NamedTuple):
+    """Batch, heads of queries and keys, lengths and head dimension."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    dim: int
+
+
+def _kernel(call: AttentionCall, mask: Mod, shape: Shape) -> tuple[BackwardSpec, GeneratedKernel]:
+    lengths = (shape.q_len, shape.kv_len)
+    found = backward_spec(spec_for(mask, head_dim=shape.dim), call.values, lengths)
+    (made,) = (of for of, entry in backward_parts(found, "sm90", (), hopper=True) if entry is Entry.HOPPER)
+    return made, lower_backward(made, Entry.HOPPER, TARGETS["sm90"])
+
+
+def _arguments(
+    call: AttentionCall, made: BackwardSpec, kernel: GeneratedKernel, rows: dict[Source, Any], shape: Shape
+) -> dict[str, Any]:
+    """Those that are no descriptors."""
+    plan = kernel.plan
+    numbers: dict[Source, int | float] = {
+        Source.Q_HEADS: shape.heads, Source.GROUP: shape.heads // shape.kv_heads, Source.BATCH: shape.batch,
+        Source.Q_LEN: shape.q_len, Source.KV_LEN: shape.kv_len, Source.SCALE: call.scale, Source.NEVER: 0,
+    }  # fmt: skip
+    tensors = {
+        Source.Q: call.q, Source.K: call.k, Source.V: call.v, Source.GRAD_OUT: call.q, Source.GRAD_K: call.k,
+        Source.GRAD_V: call.v, Source.GRAD_Q_SUM: call.q, **rows,
+    }  # fmt: skip
+    if made.blocks(Entry.HOPPER) is Blocks.MAP:
+        of_map, more, _ = map_operands(call, plan.tiles.block_q, plan.tiles.block_kv, by_keys=True)
+        tensors |= of_map
+        numbers |= more
+    named = [a for a in kernel.arguments if not is_descriptor(a)]
+    packed = Operands(tensors, numbers, call.values).pack(named, lambda x: x)
+    return {
+        a.name: _array(x) if isinstance(x, torch.Tensor) else x for a, x in zip(named, packed, strict=True)
+    }
+
+
+def _array(x: torch.Tensor) -> Any:
+    x = x.float() if x.dtype is torch.bfloat16 else x.to(torch.int8) if x.dtype is torch.bool else x
+    return x.contiguous().numpy()
+
+
+CASES = [
+    (masks.document(IDS) & masks.causal, Shape(1, 2, 1, 640, 640, 64), 1),
+    (_documents_of_batch, Shape(2, 2, 2, 601, 601, 64), 1),
+    (masks.document(IDS), Shape(1, 2, 1, 500, 600, 64), 1),
+    (masks.sliding_window(77) & masks.causal, Shape(1, 2, 1, 500, 450, 64), 1),
+    (_reach, Shape(1, 2, 1, 330, 600, 64), 2),
+    (masks.document(IDS) & masks.causal, Shape(1, 2, 1, 640, 640, 128), 2),
+    (_alive, Shape(1, 2, 1, 400, 333, 128), 2),
+]
+
+
+@pytest.mark.parametrize(("mask", "shape", "groups"), CASES)
+def test_gradients(mask: Mod, shape: Shape, groups: int) -> None:
+    torch.manual_seed(0)
+    batch, heads, kv_heads, q_len, kv_len, dim = shape
+    q, k, v, grad = (
+        torch.randn(batch, h, n, dim).bfloat16()
+        for h, n in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len))
+    )
+    call = problem(q, k, v, mask_mod=mask).call
+    made, kernel = _kernel(call, mask, shape)
+    plan = kernel.plan
+    assert isinstance(plan, HopperBackwardPlan)
+    assert plan.groups == groups
+    out, lse, expected = _expected(mask, q, k, v, grad, call.scale)
+    padded = -(-q_len // ROWS_PADDED_TO) * ROWS_PADDED_TO
+    delta, shift = (
+        np.zeros((batch, heads, padded), np.float32),
+        np.full((batch, heads, padded), np.inf, np.float32),
+    )
+    delta[:, :, :q_len] = (out * grad.double()).sum(3)
+    shift[:, :, :q_len] = torch.where(lse.isinf(), torch.inf, lse / np.log(2.0))
+    sums = np.zeros((batch * heads * padded, dim), np.float32)
+    dk, dv = (np.full(x.shape, np.nan, np.float32) for x in (k, v))
+    arrays = [_array(x) for x in (q, k, v, grad)]
+    block_q, block_kv = plan.tiles.block_q, plan.tiles.block_kv
+    rows = {Source.DELTA: torch.from_numpy(delta), Source.SHIFT: torch.from_numpy(shift)}
+    rows[Source.LOST] = torch.zeros(1, dtype=torch.int32)
+    given = _arguments(call, made, kernel, rows, shape)
+    given |= {
+        f"{name}_desc": Descriptor(x, n, dim)
+        for name, x, n in zip(
+            ("q", "k", "v", "dout", "dk", "dv"),
+            (*arrays, dk, dv),
+            (block_q, block_kv, block_kv, block_q, KEYS, KEYS),
+            strict=True,
+        )
+    }
+    given |= {
+        "delta_desc": Rows(delta, block_q),
+        "shift_desc": Rows(shift, block_q),
+        "dq_sum_desc": Sums(sums, block_q, plan.dq_columns, by_columns=plan.halves_are_columns),
+    }
+    run_backward(kernel.source, given, -(-kv_len // block_kv) * kv_heads * batch)
+    dq = sums.reshape(batch, heads, padded, dim)[:, :, :q_len] * call.scale
+    assert not sums.reshape(batch, heads, padded, dim)[:, :, q_len:].any()
+    for found, wanted in zip((dq, dk, dv), expected, strict=True):
+        assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def _expected(
+    mask: Mod, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
+    """Output, lse and gradients in fp64."""
+    group = q.shape[1] // k.shape[1]
+    given = [x.double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(group, 1) for x in given[1:])
+    lengths = (*q.shape[:3], k.shape[2])
+    indices = [torch.arange(n).view([-1 if i == j else 1 for j in range(4)]) for i, n in enumerate(lengths)]
+    scores = torch.where(mask(*indices), given[0] @ keys.mT * scale, -torch.inf)
+    lse = scores.logsumexp(3)
+    weights = torch.where(lse[..., None].isinf(), 0.0, (scores - lse[..., None].nan_to_num(neginf=0.0)).exp())
+    out = weights @ values
+    found = torch.autograd.grad(out, given, grad.double())
+    return out.detach(), lse.detach(), [x.numpy() for x in found]
