@@ -140,5 +140,6 @@ def backward_spec(
     from flexc.codegen.reach import few_see_a_key  # which is about these specs
 
     kv_blocks = choose_blocks(forward.mask, values, given=given, lengths=lengths, wanted=wanted, axes=BY_KEYS)
-    found = BackwardSpec(replace(forward, return_lse=True), kv_blocks, has_grad_lse, slots, deterministic)
+    of_forward = replace(forward, return_lse=True, bounded=False)  # weights come from the lse in any case
+    found = BackwardSpec(of_forward, kv_blocks, has_grad_lse, slots, deterministic)
     return replace(found, short=few_see_a_key(found, values))

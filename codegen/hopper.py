@@ -18,6 +18,7 @@ from flexc.codegen.hopper_keys import (
     Keys,
     Vector,
     buffers_of,
+    is_idle,
     keys_of,
     lines_in_step,
     lines_of_loads,
@@ -139,6 +140,9 @@ class _Forward(Preamble):
     turns: bool
     turns_by_scores: bool
     short: bool
+    bounded: bool
+    polynomials: bool
+    """Some powers of two are computed as polynomials."""
     out_through_q: bool
     tail: str
     """Where the second part of the head dimension begins; empty where there is none."""
@@ -207,7 +211,7 @@ def _view(
         allowed = by_ends(allowed, ranges)
     rows = tile_rows(plan)
     score, parts = _near(score, allowed, packed=rows.packed)
-    form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score)
+    form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score, by_row=not plan.bounded)
     if form.row is not None and parts & set(topological(form.row)):
         # Of a step's distances, the row's part is new in every step: whatever else it has is not.
         form = form if parts.issuperset(summands(form.row)) else SoftmaxForm(score, None, 1.0)
@@ -239,7 +243,7 @@ def _view(
     load_lines = lines_of_loads(hoisting, keys, staged)
     sides = () if allowed is None or keys.steps_told else mask_sides(allowed, keys.masked, hoisting)
     decided = [s.masked for s in sides] or [keys.masked or ""]
-    own_lines = tuple(line for line in keys.own_lines if not _is_idle(target_of(line), decided))
+    own_lines = tuple(line for line in keys.own_lines if not is_idle(target_of(line), decided))
     score_steps = lines_in_step(others(score_lines, near), vectors, elements)
     mask_steps = lines_in_step(mask_lines, vectors, elements)
     heads = gluon(hoisting.head)
@@ -307,7 +311,7 @@ def _view(
         tile_names=tuple(
             (n, name)
             for n, name in enumerate(keys.told)
-            if name == "b" or mentions(name, of_tile) or (n > 2 and not _is_idle(name, decided))
+            if name == "b" or mentions(name, of_tile) or (n > 2 and not is_idle(name, decided))
         ),
         steps_told=keys.steps_told,
         told=keys.told,
@@ -335,6 +339,8 @@ def _view(
         turns=plan.turns,
         turns_by_scores=plan.turns_by_scores,
         short=plan.short,
+        bounded=plan.bounded,
+        polynomials=plan.polynomials,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",
         tail_v="PADDED_DIM_V" if plan.tails[1] else "",
@@ -358,11 +364,6 @@ def _near(score: Expr | None, mask: Expr | None, *, packed: bool) -> tuple[Expr 
     if found is None or (mask is not None and found[1] & set(topological(mask))):
         return score, frozenset()
     return found
-
-
-def _is_idle(name: str, conditions: Sequence[str]) -> bool:
-    """Whether a bound is one of those that only say where the mask applies, and `conditions` read it not."""
-    return name.startswith("full_") and not mentions(name, conditions)
 
 
 def _reads_columns(lines: Sequence[str], elements: Sequence[Element]) -> bool:

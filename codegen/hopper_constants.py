@@ -6,6 +6,7 @@ from flexc.codegen.hopper_keys import Keys
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.hopper_rows import row_constants
 from flexc.codegen.preamble import LN2, LOG2E, Constant
+from flexc.codegen.softmax_form import MOST_SHIFT
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
 
@@ -52,6 +53,10 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             Constant("FEW_KEYS", 16, "keys of a step where values are left out"),
             Constant("FEW_DIMS", 32, "columns of its operands and result"),
         ]
+    if plan.bounded:
+        constants.append(
+            Constant("MOST_SHIFT", MOST_SHIFT, "of scores in base 2: sums of the largest weights fit a float")
+        )
     if spec.return_lse:
         constants.append(LN2)
     return tuple(constants)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flexc.codegen.bounds import Bounds
 from flexc.codegen.hoisting import Element, Hoisting
 from flexc.codegen.hopper_plan import HopperPlan
-from flexc.codegen.hopper_words import gluon, needed, others, target_of
+from flexc.codegen.hopper_words import gluon, mentions, needed, others, target_of
 from flexc.ir.expr import topological
 from flexc.ir.ops import Op
 from flexc.ir.place import Placement, place
@@ -89,6 +89,11 @@ def keys_of(spec: AttentionSpec, plan: HopperPlan, bounds: Bounds | None) -> Key
 def _of_rows(lines: Sequence[str]) -> tuple[str, ...]:
     """Bounds that are vectors over the rows are reduced by functions of the file."""
     return tuple(line.replace("gl.min(", "lowest(").replace("gl.max(", "highest(") for line in gluon(lines))
+
+
+def is_idle(name: str, conditions: Sequence[str]) -> bool:
+    """Whether a bound is one of those that only say where the mask applies, and `conditions` read it not."""
+    return name.startswith("full_") and not mentions(name, conditions)
 
 
 def lines_of_loads(hoisting: Hoisting, keys: Keys, staged: Sequence[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from flexc.codegen.few_rows import FEW
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, packing
 from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
+from flexc.codegen.softmax_form import NEAR_ZERO
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles, element_loads
 from flexc.errors import NoFeasiblePlan
@@ -52,6 +53,10 @@ class HopperPlan(KernelPlan):
     """Warpgroups issue the products of a step in turns."""
     turns_by_scores: bool
     """A turn is over when the scores are there, not when the products are issued."""
+    bounded: bool
+    """Scores are near zero by themselves: no row has a largest one, nor is anything scaled to it."""
+    polynomials: bool
+    """Some of the weights are computed by multiplications, since exponentials and tanh share a unit."""
     short: bool
     """Tiles of queries see few keys: one piece of code serves all steps of a tile, and its end is awaited."""
     shared: int
@@ -67,6 +72,7 @@ class HopperPlan(KernelPlan):
         return _L2 // (2 * (self.padded_dim + self.padded_dim_v))
 
 
+_WHY_BOUNDED = f"no score is further than {NEAR_ZERO:g} from zero, so that no largest one is needed"
 _TRITON = 'pass backend="triton"'
 _FEW = f"a call of fewer than {FEW} query rows takes others, unless rows of several heads fill a tile"
 _REGISTERS = {1: (256, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
@@ -167,6 +173,16 @@ def moves_on(spec: AttentionSpec) -> bool:
     return trend(band.first).rises and trend(band.end).rises
 
 
+def is_bounded(spec: AttentionSpec) -> bool:
+    """Whether no row has a largest score: where scores are near zero, and their powers fit the weights' type.
+
+    Where weights overflow, as large values may make them, rows are computed again, as after NaN. Only kernels
+    of masks can do that.
+    """
+    fits = spec.q_storage is Storage.BF16 and not spec.has_sinks
+    return spec.bounded and spec.mask is not None and fits
+
+
 def _is_bias_alone(spec: AttentionSpec) -> bool:
     """Whether the only mod is a bias by distance."""
     is_bias = spec.score is not None and only_adds_by_distance(spec.score)
@@ -188,10 +204,10 @@ def _loads(spec: AttentionSpec) -> int:
 def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, object]) -> list[Tiles]:
     widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
     wide = 64 if widest == 256 or spec.narrow or _loads(spec) or (spec.dropout and widest > 128) else 128
-    # Three consumers have few registers each: enough for narrow heads without a score_mod, or with a bias by
-    # distance alone (on an H200).
+    # Three consumers have few registers each: enough for narrow heads without a score_mod, with a bias by
+    # distance alone, or with scores near zero, whose rows have no largest one (on an H200).
+    simple = spec.score is None or _is_bias_alone(spec) or is_bounded(spec)
     # The blocks of maps are powers of two.
-    simple = spec.score is None or _is_bias_alone(spec)
     plain = simple and spec.blocks is not Blocks.MAP and not spec.dropout
     most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
@@ -201,7 +217,10 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     elif widest == 64 and moves_on(spec) and not spec.dropout:
         # Few keys a row: narrow tiles waste less at both ends, and a long ring lets warpgroups drift apart.
         found.append(replace(Tiles(192, 64, 4, 6), **asked))  # type: ignore[arg-type]
-    for block_q, block_kv in product((most, min(most, 128)), (128, 64)):
+    pairs = list(product((most, min(most, 128)), (128, 64)))
+    if spec.score is not None:  # where registers spill, rather fewer consumers than narrow tiles of keys
+        pairs.sort(key=lambda pair: -pair[1])
+    for block_q, block_kv in pairs:
         if block_kv > wide:
             continue
         tiles = [replace(Tiles(block_q, block_kv, 4, n), **asked) for n in (4, 3, 2)]  # type: ignore[arg-type]
@@ -259,8 +278,8 @@ def _plan(
     # As measured on an H200: it doesn't help where there is nothing but products and softmax.
     sums_in_parts = rescue or spec.score is not None
     # Not with one tile of query rows: its rows would be waited for before they may be loaded.
-    plain = rescue and spec.score is None and not spec.dropout and spec.packed_heads == 1
-    short = plain and q_tiles == 2 and moves_on(spec)
+    plain = rescue and not spec.dropout and spec.packed_heads == 1
+    short = plain and spec.score is None and q_tiles == 2 and moves_on(spec)
     # Three warpgroups fall into step: all want products at once, and then all exponentials. In turns they
     # take 1 to 4 % less time on an H200, if they wait for values before the softmax. Two of wide heads lose.
     # Without a mask it is best to pass a turn on at once.
@@ -268,7 +287,8 @@ def _plan(
     values_late = (rescue and consumers == 3 and not turns) or (_is_bias_alone(spec) and consumers == 2)
     values_late = values_late and tiles.block_kv == 128
     # Fewer barriers of a warpgroup pay where much is done besides products; not, beside turns, more arrivals.
-    lean = short or (plain and consumers == 3)
+    bounded = is_bounded(spec)
+    lean = short or (plain and consumers == 3 and (spec.score is None or bounded))
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -290,6 +310,8 @@ def _plan(
         threads_release=lean and not turns,
         turns=turns,
         turns_by_scores=turns and rescue,
+        bounded=bounded,
+        polynomials=bounded and tanh and consumers == 3,
         short=short,
         shared=needed,
         reasons=(
@@ -306,5 +328,6 @@ def _plan(
             ),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             ("fast_tanh", why_tanh),
+            *((("bounded", _WHY_BOUNDED),) if bounded else ()),
         ),
     )

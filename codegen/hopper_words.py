@@ -34,6 +34,7 @@ ALL_NAMES = RESERVED | frozenset({
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
     *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
     "distances", "from_lane", "found", "of_window", "over_tile", "pairs", "parts", "source", "thread",
+    "MOST_SHIFT", "first_weights", "has_no_number", "powers_of_two",
     "threads", "values", "when_there", "window", "windows", "numbers", "_others",
     *NAMES,
 })  # fmt: skip

@@ -6,6 +6,7 @@ They change a float by at most its last places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flexc.codegen.signed_terms import signed_sum, signed_terms
@@ -13,7 +14,12 @@ from flexc.ir import build
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input, Op
 from flexc.ir.place import Placement, place
+from flexc.ir.score_range import score_extent
 
+NEAR_ZERO = 50.0
+"""In base 2, that is 73."""
+MOST_SHIFT = 24.0
+"""In base 2. With scores as near to zero, weights are below 2**97: of these, 2**29 add up to a float."""
 _LEAST = 1e-30
 """In place of 0, which would make NaN of the scores of masked pairs."""
 
@@ -38,8 +44,13 @@ class SoftmaxForm:
         return build.binary(Op.MUL, factor, self.sign)
 
 
-def softmax_form(score: Expr) -> SoftmaxForm:
-    """Split a score.
+def is_near_zero(score: Expr | None, values: Sequence[object]) -> bool:
+    """Whether no score can be further from zero than `NEAR_ZERO`, by its form and the captured numbers."""
+    return score is not None and score_extent(score, values) <= NEAR_ZERO
+
+
+def softmax_form(score: Expr, *, by_row: bool = True) -> SoftmaxForm:
+    """Split a score; `by_row`: a summand of the row too.
 
     Example: `30 * tanh(score)` gives `tanh(score)` and 30; of `score + (a[kv_idx] - b[q_idx])`, the part of
     the row is `-b[q_idx]`.
@@ -61,7 +72,7 @@ def softmax_form(score: Expr) -> SoftmaxForm:
     terms = signed_terms(score) if score.dtype.is_float else [(score, 1)]
     row = [(term, sign) for term, sign in terms if levels[term] is Placement.ROW]
     rest = [(term, sign) for term, sign in terms if levels[term] is not Placement.ROW]
-    if not row or not rest:
+    if not row or not rest or not by_row:
         return SoftmaxForm(score, None, factor)
     return SoftmaxForm(signed_sum(rest), signed_sum(row), factor)
 

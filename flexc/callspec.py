@@ -9,6 +9,7 @@ import torch
 from flexc.call import AttentionCall
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.kernel_form import SHORT
+from flexc.codegen.softmax_form import is_near_zero
 from flexc.errors import BlockMaskMismatch, UnsupportedDtype
 from flexc.frontend.value import STORAGES, Value
 from flexc.ir.spec import AttentionSpec
@@ -54,6 +55,7 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
         positive_scale=call.scale > 0,
         long_indices=max(q.shape[2], k.shape[2]) >= SHORT,
         unit_stride=unit_strides(call.values) if call.values else frozenset(),
+        bounded=is_near_zero(call.mods.score, call.values),
         dropout=call.dropout_p > 0,
         max_block_q=256 if given is None else _largest_power(given.block_q),
         max_block_kv=256 if given is None else _largest_power(given.block_kv),

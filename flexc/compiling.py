@@ -14,6 +14,7 @@ from flexc.check import MAX_HEAD_DIM, check_options
 from flexc.choice import Rows, design_named
 from flexc.codegen.blocks import choose_blocks
 from flexc.codegen.few_rows import FEW
+from flexc.codegen.softmax_form import is_near_zero
 from flexc.errors import ShapeMismatch, UnsupportedDtype, UnsupportedHeadDim
 from flexc.frontend.value import STORAGES, Value
 from flexc.ir.graph import ModSource
@@ -144,6 +145,7 @@ def spec_for(
         allow_tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
         aligned=head_dim * storage.itemsize % 16 == 0 and head_dim_v * storage.itemsize % 16 == 0,
         unit_stride=unit_strides(values),
+        bounded=is_near_zero(mods.score, ()),  # a captured number may be another in each call
         dropout=dropout,
     )
 

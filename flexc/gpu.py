@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from flexc.block_lists import LEAST_BLOCK_SIZE
 from flexc.call import AttentionCall, Result
@@ -77,11 +78,18 @@ def served_by(call: AttentionCall, target: str, backend: str) -> tuple[Design, A
 
     spec = spec_of(call)
     suited = design_for(call, spec, target, backend)
-    is_special = suited[1].few_rows or suited[1].narrow
-    if is_special and not is_loaded(suited[1], target, call.options, suited[0]):
-        for design in usual_designs(call, spec, target, backend):
-            if is_loaded(spec, target, call.options, design):
-                return design, spec
+    if is_loaded(suited[1], target, call.options, suited[0]):
+        return suited
+    # What is compiled ahead serves any captured numbers: also caps that hold no score near zero.
+    ahead = replace(spec, bounded=False)
+    if ahead != spec:
+        design, taken = design_for(call, ahead, target, backend)
+        if is_loaded(taken, target, call.options, design):
+            return design, taken
+    if suited[1].few_rows or suited[1].narrow:
+        for design in usual_designs(call, ahead, target, backend):
+            if is_loaded(ahead, target, call.options, design):
+                return design, ahead
     return suited
 
 

@@ -66,6 +66,8 @@ class AttentionSpec:
     max_block_q: int = 256
     """Tiles of the kernel must divide the blocks of the user's map: the largest power of two that does."""
     max_block_kv: int = 256
+    bounded: bool = False
+    """Scores are so near zero that a softmax needs no largest one."""
     dropout: bool = False
     """Weights are dropped, with a probability that is known at the call."""
     few_rows: int = 0

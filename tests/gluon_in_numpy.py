@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.barriers_in_python import Barrier, Barriers, arrive, side_by_side, wait
+from tests.ptx_in_numpy import arithmetic
 
 _HERE = threading.local()
 
@@ -248,13 +249,14 @@ def _add(pointer: Pointer, value: Any, mask: Any = True, sem: str = "") -> Tile:
     return before
 
 
-def _assembly(text: str, _: str, arguments: list[Any], *__: Any, **___: Any) -> Tile:
-    """Inline assembly: numbers passed on within a warp, and the hardware's tangent."""
+def _assembly(text: str, _: str, arguments: list[Any], *__: Any, pack: int = 1, **___: Any) -> Tile:
+    """Inline assembly: numbers passed on within a warp, the hardware's tangent, and arithmetic."""
     if text.startswith("shfl.sync.idx.b32"):
         numbers, lane = arguments
         return _tile(numbers[np.arange(len(numbers)) // 32 * 32 + np.asarray(lane) % 32])
-    assert text.startswith("tanh.approx.f32")
-    return _tile(np.tanh(arguments[0]))
+    if text.startswith("tanh.approx.f32"):
+        return _tile(np.tanh(arguments[0]))
+    return _tile(arithmetic(text, arguments, pack))
 
 
 def _reduced(function: Any) -> Callable[..., Tile]:

@@ -39,6 +39,14 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "hopper_plain": {"design": Design.HOPPER, "head_dim": 64},
     "hopper_alibi_causal": {"design": Design.HOPPER, "mask": masks.causal, "score": scores.alibi(SLOPES)},
+    "hopper_softcap_causal": {
+        "design": Design.HOPPER,
+        "mask": masks.causal,
+        "score": scores.softcap(30.0),
+        "head_dim": 64,
+        "bounded": True,
+        "return_lse": True,
+    },
     "hopper_bias_causal": {
         "design": Design.HOPPER,
         "mask": masks.causal,

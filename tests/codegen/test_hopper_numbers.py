@@ -38,6 +38,12 @@ class Case:
     unseen: int | None = None
     """From this key on, no row sees anything: keys and values are NaN."""
     sinks: bool = False
+    bounded: bool = False
+    """The soft cap's number is known to be small."""
+    larger: float = 1.0
+    """How much larger queries are."""
+    values: float = 1.0
+    """How much larger values are, which are positive then: their sums become infinite, not NaN."""
     packed: tuple[int, int] | None = None
     """Rows of each head in a tile, and the heads."""
     tiles: Tiles | None = None
@@ -100,6 +106,10 @@ CASES = {
     "from_a_key_on": Case(_from_a_key_on, lengths=(449, 449)),
     "keys_of_a_number": Case(_keys_of_a_number),
     "soft_cap": Case(masks.causal, CAP, heads=(4, 2), batch=2),
+    "slopes": Case(masks.causal, ALIBI, heads=(4, 2), batch=2),
+    "slopes_far_from_the_start": Case(masks.causal, ALIBI, lengths=(70, 900)),
+    "slopes_where_values_are_unseen": Case(masks.causal, ALIBI, heads=(4, 2), unseen=300),
+    "slopes_in_narrow_tiles": Case(WINDOW, ALIBI, lengths=(449, 449), tiles=Tiles(128, 64, 4, 4)),
     "bias": Case(score=_bias(665)),
     "bias_causal": Case(masks.causal, _bias(665), lengths=(333, 333), batch=2),
     "bias_of_few_distances": Case(WINDOW, _bias(33), lengths=(700, 700)),
@@ -114,6 +124,16 @@ CASES = {
     "unseen_values_of_a_window": Case(WINDOW, unseen=310),
     "unseen_values_under_a_soft_cap": Case(masks.causal, CAP, unseen=300),
     "soft_cap_in_wide_tiles": Case(masks.causal, CAP, tiles=WIDE),
+    "bounded": Case(masks.causal, CAP, heads=(4, 2), batch=2, bounded=True),
+    "bounded_far_from_zero": Case(masks.causal, CAP, lengths=(450, 450), bounded=True, larger=30.0),
+    "bounded_large_values": Case(masks.causal, CAP, (450, 450), bounded=True, larger=30.0, values=1e25),
+    "bounded_in_a_window": Case(WINDOW, CAP, lengths=(450, 450), bounded=True, larger=10.0),
+    "bounded_in_wide_tiles": Case(masks.prefix_lm(100), CAP, bounded=True, tiles=WIDE),
+    "bounded_in_two_stretches": Case(_last_and_first, CAP, lengths=(500, 500), bounded=True),
+    "bounded_keys_after": Case(_later, CAP, bounded=True),
+    "bounded_unseen_values": Case(masks.causal, CAP, unseen=300, bounded=True),
+    "bounded_whole_sums": Case(masks.causal, CAP, bounded=True, plan={"sums_in_parts": False}),
+    "bounded_by_threads": Case(masks.causal, CAP, unseen=300, bounded=True, tiles=WIDE, plan={"lean": True}),
     "sums_in_parts": Case(plan={"sums_in_parts": True}),
     "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
     "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
@@ -129,6 +149,7 @@ CASES = {
         _late_rows, ALIBI, lengths=(50, 333), heads=(6, 2), sinks=True, packed=(16, 4)
     ),
     "packed_window": Case(WINDOW, lengths=(60, 150), heads=(8, 2), packed=(16, 4)),
+    "packed_bounded": Case(WINDOW, CAP, lengths=(60, 60), heads=(6, 2), bounded=True, packed=(32, 4)),
     "packed_soft_cap": Case(WINDOW, CAP, lengths=(60, 60), heads=(6, 2), packed=(32, 4)),
     "packed_prefix": Case(masks.prefix_lm(100), lengths=(20, 333), heads=(8, 2), packed=(16, 4)),
     "packed_unseen_of_12": Case(
@@ -150,9 +171,12 @@ def test_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want.check(out, lse)
 
 
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("score", [None, CAP], ids=["none", "soft_cap"])
-def test_a_row_with_one_key_is_its_value(score: Mod | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(masks.causal, score)
+def test_a_row_with_one_key_is_its_value(
+    score: Mod | None, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(masks.causal, score, bounded=bounded and score is not None)
     q, k, v = _tensors(case)
     out, _ = _run(case, q, k, v, None, monkeypatch)
     assert torch.equal(out[:, :, 0], v[:, :, 0]), "its weight is 1, which no rounding changes"
@@ -162,7 +186,8 @@ def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     (rows, keys), (q_heads, kv_heads) = case.lengths, case.heads
     shapes = ((q_heads, rows), (kv_heads, keys), (kv_heads, keys))
-    return tuple(torch.randn(case.batch, heads, n, DIM).bfloat16() for heads, n in shapes)
+    q, k, v = (torch.randn(case.batch, heads, n, DIM).bfloat16() for heads, n in shapes)
+    return q * case.larger, k, v if case.values == 1.0 else v.abs() * case.values
 
 
 def _run(
@@ -185,6 +210,7 @@ def _run(
         head_dim=DIM,
         return_lse=True,
         has_sinks=sinks is not None,
+        bounded=case.bounded,
         **({} if case.packed is None else {"few_rows": case.packed[0], "packed_heads": case.packed[1]}),
     )
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)

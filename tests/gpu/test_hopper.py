@@ -155,6 +155,24 @@ def test_a_row_with_one_key_is_its_value(score: Any, dim: int) -> None:
     assert torch.equal(out[:, :, 0], values), "its weight is 1, which no rounding changes"
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("cap", [0.5, 30.0, 50.0, 60.0, -30.0])
+@pytest.mark.parametrize("mask", [masks.causal, masks.sliding_window(200)], ids=["causal", "window"])
+def test_scores_that_a_cap_holds_near_zero(mask: Any, cap: float, dim: int) -> None:
+    for larger in (1.0, 30.0):
+        q, k, v = random_qkv(700, 700, dim=dim)
+        _check(q * larger, k, v, mask_mod=mask, score_mod=scores.softcap(cap))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_weights_that_overflow_with_large_values(dim: int) -> None:
+    q, k, v = random_qkv(700, 700, dim=dim)
+    _check(q * 30, k, v.abs() * 1e25, mask_mod=masks.causal, score_mod=scores.softcap(30.0))
+    _check(q * 30, k, v * 1e-25, mask_mod=masks.causal, score_mod=scores.softcap(30.0))
+    v[:, :, 5] = float("inf")
+    _check(q, k, v.abs(), mask_mod=masks.causal, score_mod=scores.softcap(30.0))
+
+
 def test_distances_far_from_the_start() -> None:
     q, k, v = random_qkv(128, 40000, batch=1, heads=2, kv_heads=1)
 

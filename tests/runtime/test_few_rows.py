@@ -215,6 +215,20 @@ def test_a_loaded_kernel_serves_narrow_windows_too(monkeypatch: pytest.MonkeyPat
     assert kernel_for(spec, "sm90", (), (), design).artifact.key == usual.artifact.key
 
 
+def test_a_loaded_kernel_serves_caps_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_loaded", {})
+    mods, values, _ = resolve(scores.softcap(30.0), masks.causal)
+    call = _call(2000, mods=mods, values=values)
+    special = spec_of(call)
+    assert special.bounded
+    assert gpu.served_by(call, "sm90", "auto") == (Design.HOPPER, special)
+    ahead = flexc.compile(score_mod=scores.softcap(30.0), mask_mod=masks.causal, head_dim=64)
+    build.register(ahead)
+    design, spec = gpu.served_by(call, "sm90", "auto")
+    assert not spec.bounded
+    assert kernel_for(spec, "sm90", (), (), design).artifact.key == ahead.artifact.key
+
+
 @pytest.mark.parametrize(("q_len", "group"), [(0, 1), (4, 0), ("4", 1)])
 def test_a_number_of_rows_is_a_number(q_len: Any, group: int) -> None:
     with pytest.raises(ShapeMismatch, match=r"is (0|'4')"):
