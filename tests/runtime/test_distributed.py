@@ -61,7 +61,9 @@ def _process(rank: int, port: int, kind: str, compiled: bool, folder: str) -> No
     os._exit(0)
 
 
-@pytest.mark.parametrize(("kind", "compiled"), [("ddp", False), ("ddp", True), ("fsdp", False)])
+@pytest.mark.parametrize(
+    ("kind", "compiled"), [("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True)]
+)
 def test_two_processes_train_as_one(kind: str, compiled: bool, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
