@@ -120,6 +120,11 @@ class _Main(Preamble):
     groups: int
     in_turns: bool
     late: bool
+    delta_first: bool
+    """dP is added to -delta; or else delta is taken off it last."""
+    delta_last: bool
+    gives_early: bool
+    """The turn for S and dK passes on before S is complete: random words or a wait come in between."""
     halves_are_columns: bool
     register_bases: str
     unpack: tuple[str, ...]
@@ -229,6 +234,8 @@ def _view(
         head_lines.append(f"score_scale = {scale}")
     of_head = depending(("h", *map(target_of, hoisting.head)), hoisting.column)
     uneven = blocks is not Blocks.ALL
+    # With a factor on the gradient of the score registers are few already when dP is issued.
+    delta_first = plan.in_turns and not scatters and not spec.dropout and grad is None
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
         renamed=(*RENAMED, *ADDING),
@@ -280,6 +287,9 @@ def _view(
         groups=plan.groups,
         in_turns=plan.in_turns,
         late=plan.late,
+        delta_first=delta_first,
+        delta_last=not spec.dropout and not delta_first,
+        gives_early=plan.ordered or spec.dropout,
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),
         unpack=_UNPACK[spec.q_storage],

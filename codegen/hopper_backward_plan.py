@@ -157,16 +157,14 @@ def _preferred(spec: AttentionSpec) -> str:
 
 
 def _is_late(backward: BackwardSpec) -> bool:
-    """Whether dQ comes late: it then needs no registers beside weights.
+    """Whether dQ comes late, beside dK: it then needs no registers beside weights.
 
-    On an H200 faster: 2 to 4 % under a causal mask, 17 % with a soft cap, 1 to 3 % without mods for wide
-    heads. Narrow heads without mods have registers enough, but with dropout weights and the survivors among
-    them lie beside each other; dQ would push some of them to memory.
+    They are few where weights are of two kinds or fp32: with a factor on the gradient of the score, such as a
+    soft cap has, dropout, or gradients of captured tensors. Otherwise dQ comes beside dP: the products of one
+    warpgroup then take about as long as what the other computes meanwhile. A deterministic dQ stays late.
     """
-    spec = backward.forward
-    is_wide = width(spec.head_dim) == _WIDEST
-    has_mods = spec.score is not None or spec.mask is not None
-    return is_wide or has_mods or spec.dropout or backward.deterministic
+    has_factor = backward_form(backward, scatters=False).grad is not None
+    return has_factor or backward.forward.dropout or bool(backward.slots) or backward.deterministic
 
 
 def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:

@@ -109,8 +109,10 @@ class _Turns:
         self._of(program, which).release()
 
 
-def _score_gradient(share: Any, dp: Any, delta: Any) -> Tile:
-    return (np.asarray(share) * (np.asarray(dp) - np.asarray(delta)[None, :])).view(Tile).to("bf16")  # type: ignore[no-any-return]
+def _score_gradient(share: Any, dp: Any, delta: Any = 0.0) -> Tile:
+    """Without `delta`, dP was added to -delta already."""
+    less = np.atleast_1d(np.asarray(delta))[None, :]
+    return (np.asarray(share) * (np.asarray(dp) - less)).view(Tile).to("bf16")  # type: ignore[no-any-return]
 
 
 @contextmanager

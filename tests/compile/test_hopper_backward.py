@@ -27,6 +27,9 @@ LOADING = ("natten2d", "tree")
 # The derivative of erf: more numbers a pair than registers at 128.
 HEAVY = ("gym_activation_gelu",)
 
+# Where K and V lie is found anew in each step: with it in registers all along, 14 numbers were spilled.
+LEAN = ("plain", "causal", "window", "alibi_causal")
+
 
 def _compile(
     name: str, head_dim: int, *, learned: bool = False, deterministic: bool = False, **facts: Any
@@ -48,7 +51,9 @@ def _check(main: Artifact, spills: int) -> None:
 
 @pytest.mark.parametrize(("name", "head_dim"), FORMS)
 def test_machine_code(name: str, head_dim: int) -> None:
-    _check(_compile(name, head_dim), 400 if name in LOADING else 700 if name in HEAVY else 16)
+    most = 0 if name in LEAN and head_dim == 128 else 16
+    spills = 400 if name in LOADING else 700 if name in HEAVY else most
+    _check(_compile(name, head_dim), spills)
 
 
 @pytest.mark.parametrize("head_dim", [40, 64])

@@ -199,8 +199,8 @@ def await_kernel_before(x):
 
 
 @gluon.jit
-def score_gradient(share, dp, delta):
-    """share * (dP - delta), rounded. In assembly, because `share` is two numbers a register and has to stay so."""
+def score_gradient(share, dp):
+    """share * dP, rounded. In assembly, because `share` is two numbers a register and has to stay so."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -208,15 +208,13 @@ def score_gradient(share, dp, delta):
             .reg .f32 d0, d1;
             shl.b32 s0, $1, 16;
             and.b32 s1, $1, 0xffff0000;
-            sub.f32 d0, $2, $4;
-            sub.f32 d1, $3, $5;
-            mul.f32 d0, d0, s0;
-            mul.f32 d1, d1, s1;
+            mul.f32 d0, $2, s0;
+            mul.f32 d1, $3, s1;
             cvt.rn.bf16x2.f32 $0, d1, d0;
         }
         """,
-        "=r,r,f,f,f,f",
-        [share, dp, delta[None, :]],
+        "=r,r,f,f",
+        [share, dp],
         gl.bfloat16,
         is_pure=True,
         pack=2,
@@ -325,7 +323,7 @@ def load_tiles(
     first_head = kv_h * group
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     mbarrier.expect(k_ready.index(0), KV_BYTES)
-    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem)
+    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
     # Behind the last tile of the head before the first.
     h = first_head - 1
     q_start = q_len
@@ -350,7 +348,7 @@ def load_tiles(
     tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
     mbarrier.expect(v_ready.index(0), KV_BYTES)
-    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem)
+    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
@@ -587,8 +585,8 @@ def accumulate(
     keep = never != 0
     b, kv_h, kv_start = place_of(told(ticket, 0, one_layout), batch, q_heads, group, q_len, kv_len)
     keys_left = kv_len - kv_start
-    k_mine = k_smem.slice(first_key, KEYS, 0)
-    v_mine = v_smem.slice(first_key, KEYS, 0)
+    k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
+    v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
@@ -604,7 +602,8 @@ def accumulate(
     shift = shift_smem.index(0).load(row_layout)
     mbarrier.wait(v_ready.index(0), 0)
     mbarrier.wait(dout_ready.index(0), 0)
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    less = zero - delta_smem.index(0).load(row_layout)[None, :]
+    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), less, is_async=True)
     score = warpgroup_mma_wait(1, deps=[score])
     if ((start & 1) != 0) | (keys_left < BLOCK_KV):
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
@@ -620,9 +619,7 @@ def accumulate(
         gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True
     )
     dv = warpgroup_mma_wait(0, deps=[dv])
-    ds_smem.index(0).slice(first_key, KEYS, 0).store(
-        score_gradient(share, dp, delta_smem.index(0).load(row_layout))
-    )
+    ds_smem.index(0).slice(first_key, KEYS, 0).store(score_gradient(share, dp))
     fence_async_shared()
     mbarrier.arrive(done.index(0), count=1)
     dk = warpgroup_mma(
@@ -647,6 +644,12 @@ def accumulate(
     for step in range(1, steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
+        # It is 0, which the compiler does not know: so the scalar unit finds where K and V lie in every step. Found
+        # once, those numbers would occupy registers, and weights would have to wait in memory.
+        nought = step >> 30
+        k_here = k_smem.index(nought)
+        k_rows = k_here.slice(first_key, KEYS, 0)
+        v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
         q_start = start & -2
 
         if ((start & 1) != 0) | (keys_left < BLOCK_KV):
@@ -658,30 +661,31 @@ def accumulate(
         weight = p.to(OPERAND)
         share = weight
 
+        # dP is added to -delta, which takes over the registers of P, as that is what it seems to be computed from.
+        less = p * 0.0 - delta_smem.index(slot).load(row_layout)[None, :]
         mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
         take_turn(step, which)
-        # dP takes over the registers of P: so it can't be issued before the weights are there.
-        dp = warpgroup_mma(v_mine, dout_smem.index(step % 2).permute((1, 0)), p, use_acc=keep, is_async=True)
+        # So it can't be issued before the weights are there.
+        dp = warpgroup_mma(v_rows, dout_smem.index(step % 2).permute((1, 0)), less, is_async=True)
         dv = warpgroup_mma(
             gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
         )
         give_turn(step, 1 - which)
-        delta = delta_smem.index(slot).load(row_layout)
         # The weights may be read again only when dV no longer does, or every product would wait for the one before.
         dp, dv, dk = warpgroup_mma_wait(0, deps=[dp, dv, dk])
         dk = warpgroup_mma_init(dk)
         mbarrier.arrive(done.index(step % 2), count=1)
         ds_mine = ds_smem.index(step % 2).slice(first_key, KEYS, 0)
-        ds_mine.store(score_gradient(share, dp, delta))
+        ds_mine.store(score_gradient(share, dp))
         fence_async_shared()
         take_turn(step, which)
         mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem, dq_zero, which)
+        dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
         # In the last step these are scores of an old tile, which nobody reads.
-        score = warpgroup_mma(k_mine, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
+        score = warpgroup_mma(k_rows, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
         dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
-        # The turn passes on when dQ has read its dS, which the other one overwrites next.
         dq = warpgroup_mma_wait(2, deps=[dq])
+        # The turn passes on when dQ has read its dS, which the other one overwrites next.
         give_turn(step, 1 - which)
         mbarrier.wait(fetched.index(0), step & 1)
         stage(dq, dq_smem.index(which))
@@ -691,7 +695,7 @@ def accumulate(
         fence_async_shared()
         mbarrier.arrive(staged.index(0), count=1)
     take_turn(never, which)
-    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
+    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
     if which == 0:
         give_turn(never, 1)
     # Computed again: all along, these numbers would occupy registers.
@@ -738,8 +742,8 @@ def attention_backward(
     """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
     let_next_begin(never)
     await_kernel_before(never)
-    k_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], v_desc.layout)
     q_smem = gl.allocate_shared_memory(OPERAND, [Q_STAGES, BLOCK_Q, PADDED_DIM], q_desc.layout)
     dout_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_Q, PADDED_DIM], dout_desc.layout)
     shift_smem = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], shift_desc.layout)

@@ -359,7 +359,7 @@ def load_tiles(
     first_head = kv_h * group
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     mbarrier.expect(k_ready.index(0), KV_BYTES)
-    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem)
+    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
     # Behind the last tile of the head before the first.
     h = first_head - 1
     q_start = q_len
@@ -390,7 +390,7 @@ def load_tiles(
     tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
     mbarrier.expect(v_ready.index(0), KV_BYTES)
-    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem)
+    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
@@ -710,8 +710,8 @@ def accumulate(
     keep = never != 0
     b, kv_h, kv_start = place_of(told(ticket, 0, one_layout), batch, q_heads, group, q_len, kv_len)
     keys_left = kv_len - kv_start
-    k_mine = k_smem.slice(first_key, KEYS, 0)
-    v_mine = v_smem.slice(first_key, KEYS, 0)
+    k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
+    v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
@@ -773,7 +773,7 @@ def accumulate(
 
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.wait(done.index((step - 1) % 2), (step - 1) // 2 & 1)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem, dq_zero, which)
+        dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem.index(0), dq_zero, which)
         shift = shift_smem.index(slot).load(row_layout)
         if ((start & 1) != 0) | (keys_left < BLOCK_KV):
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
@@ -808,7 +808,7 @@ def accumulate(
         start = told(starts, step + 1, one_layout)
         dk = warpgroup_mma_wait(1, deps=[dk])
     mbarrier.wait(done.index((steps - 1) % 2), (steps - 1) // 2 & 1)
-    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
+    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
     # dV is complete since the last step.
     dv = warpgroup_mma_wait(2, deps=[dv])
     # Computed again: all along, these numbers would occupy registers.
@@ -858,8 +858,8 @@ def attention_backward(
     """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
     let_next_begin(never)
     await_kernel_before(never)
-    k_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], v_desc.layout)
     q_smem = gl.allocate_shared_memory(OPERAND, [Q_STAGES, BLOCK_Q, PADDED_DIM], q_desc.layout)
     dout_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_Q, PADDED_DIM], dout_desc.layout)
     shift_smem = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], shift_desc.layout)

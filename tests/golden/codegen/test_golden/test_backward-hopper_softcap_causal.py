@@ -352,7 +352,7 @@ def load_tiles(
     first_head = kv_h * group
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     mbarrier.expect(k_ready.index(0), KV_BYTES)
-    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem)
+    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
     # Behind the last tile of the head before the first.
     h = first_head - 1
     q_start = q_len
@@ -378,7 +378,7 @@ def load_tiles(
     tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
     mbarrier.expect(v_ready.index(0), KV_BYTES)
-    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem)
+    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
@@ -489,8 +489,8 @@ def accumulate(
     keep = never != 0
     b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
     keys_left = kv_len - kv_start
-    k_mine = k_smem.slice(first_key, KEYS, 0)
-    v_mine = v_smem.slice(first_key, KEYS, 0)
+    k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
+    v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
@@ -556,6 +556,12 @@ def accumulate(
     for step in range(1, steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
+        # It is 0, which the compiler does not know: so the scalar unit finds where K and V lie in every step. Found
+        # once, those numbers would occupy registers, and weights would have to wait in memory.
+        nought = step >> 30
+        k_here = k_smem.index(nought)
+        k_rows = k_here.slice(first_key, KEYS, 0)
+        v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
         q_start = start & -2
         head = told(heads, step, one_layout)
         if head != h:
@@ -577,7 +583,7 @@ def accumulate(
         mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
         take_turn(step, which)
         # dP takes over the registers of P: so it can't be issued before the weights are there.
-        dp = warpgroup_mma(v_mine, dout_smem.index(step % 2).permute((1, 0)), p, use_acc=keep, is_async=True)
+        dp = warpgroup_mma(v_rows, dout_smem.index(step % 2).permute((1, 0)), p, use_acc=keep, is_async=True)
         dv = warpgroup_mma(
             gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
         )
@@ -593,23 +599,24 @@ def accumulate(
         tma.store_wait(0)
         take_turn(step, which)
         mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem, dq_zero, which)
+        dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
         # In the last step these are scores of an old tile, which nobody reads.
-        score = warpgroup_mma(k_mine, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
+        score = warpgroup_mma(k_rows, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
         dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
         dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-        # The turn passes on when dQ has read its dS, which the other one overwrites next.
         dq = warpgroup_mma_wait(2, deps=[dq])
-        give_turn(step, 1 - which)
         stage(dq, dq_smem.index(which))
         start = told(starts, step + 1, one_layout)
         shift = shift_smem.index(after).load(row_layout)
         score = warpgroup_mma_wait(1, deps=[score])
+        # The turn passes on when dQ has read its dS, which the other one overwrites next, and S is complete: the
+        # other's S beside it would delay it.
+        give_turn(step, 1 - which)
         fence_async_shared()
         thread_barrier()
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
     take_turn(never, which)
-    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem, dq_zero, which)
+    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
     if which == 0:
         give_turn(never, 1)
     # Computed again: all along, these numbers would occupy registers.
@@ -658,8 +665,8 @@ def attention_backward(
     """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
     let_next_begin(never)
     await_kernel_before(never)
-    k_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(OPERAND, [BLOCK_KV, PADDED_DIM], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], v_desc.layout)
     q_smem = gl.allocate_shared_memory(OPERAND, [Q_STAGES, BLOCK_Q, PADDED_DIM], q_desc.layout)
     dout_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_Q, PADDED_DIM], dout_desc.layout)
     shift_smem = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_Q], shift_desc.layout)
