@@ -55,6 +55,7 @@ class Source(Enum):
     V_DESCRIPTOR = "v_descriptor"
     OUT_DESCRIPTOR = "out_descriptor"
     GRAD_OUT_DESCRIPTOR = "grad_out_descriptor"
+    GRAD_Q_DESCRIPTOR = "grad_q_descriptor"
     GRAD_K_DESCRIPTOR = "grad_k_descriptor"
     GRAD_V_DESCRIPTOR = "grad_v_descriptor"
     GRAD_Q_SUM_DESCRIPTOR = "grad_q_sum_descriptor"

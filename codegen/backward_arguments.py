@@ -14,6 +14,7 @@ from flexc.codegen.arguments import (
 from flexc.codegen.backward_form import backward_form, sum_type
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
+from flexc.codegen.hopper_backward_dims import is_apart
 from flexc.codegen.scatter import Sum
 from flexc.ir.expr import Expr
 from flexc.ir.spec import AttentionSpec, Blocks
@@ -50,7 +51,8 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
         tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
         tensors.append(Argument("dsinks_parts_ptr", "*fp32", Source.GRAD_SINKS_PARTS))
     if backward.clears_sums:
-        tensors.append(Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True))
+        if not is_apart(backward):
+            tensors.append(Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True))
         if spec.mask is not None:
             tensors.append(Argument("lost_ptr", "*i32", Source.LOST))
     return (

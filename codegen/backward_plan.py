@@ -11,6 +11,7 @@ from flexc.codegen.backward_tiles import PLACES, backward_tiles, row_tiles
 from flexc.codegen.blocks import why_blocks
 from flexc.codegen.hopper_backward import hopper_backward_module
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan, unfit
+from flexc.codegen.hopper_backward_queries import make_queries_plan, queries_module
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.plan import (
     BACKWARD_OPTIONS,
@@ -45,6 +46,8 @@ def make_backward_plan(
     """
     if entry in (Entry.HOPPER, Entry.FINISH):
         return make_hopper_backward_plan(backward, target, options, skip=skip)
+    if entry is Entry.HOPPER_Q:
+        return make_queries_plan(backward, target)
     options = options or {}
     check_options(options)
     spec = backward.forward
@@ -124,6 +127,8 @@ def lower_backward(
         UnknownOption, NoFeasiblePlan: see `make_backward_plan`.
     """
     plan = make_backward_plan(backward, entry, target, options, skip=skip)
+    if entry is Entry.HOPPER_Q and isinstance(plan, HopperBackwardPlan):
+        return queries_module(backward, plan, sources)
     if isinstance(plan, HopperBackwardPlan):
         return hopper_backward_module(backward, entry, plan, sources)
     return backward_module(backward, entry, plan, sources)

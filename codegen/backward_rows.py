@@ -9,7 +9,7 @@ from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_header import PADDED_TO, header
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.hoisting import Hoisting
-from flexc.codegen.hopper_backward_plan import width
+from flexc.codegen.hopper_backward_dims import dims, is_apart, is_in_parts
 from flexc.codegen.plan import KernelPlan
 from flexc.codegen.preamble import LOG2E, Constant, Preamble
 
@@ -23,6 +23,8 @@ class RowsView(Preamble):
     has_grad_lse: bool
     sinks: bool
     clears_sums: bool
+    clears_in_parts: bool
+    """In blocks of columns that are powers of two."""
     clears_lost: bool
 
 
@@ -55,10 +57,9 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
     ]
     if padded:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    if backward.clears_sums:
-        constants.append(
-            Constant("WIDTH", width(spec.head_dim), "dimensions of a row of the sums that dQ is")
-        )
+    clears = backward.clears_sums and not is_apart(backward)
+    if clears:
+        constants.append(Constant("WIDTH", dims(backward)[0], "dimensions of a row of the sums that dQ is"))
     constants += [PADDED_TO, LOG2E]
     return RowsView(
         header=header(backward, Entry.ROWS, plan, ()),
@@ -70,7 +71,8 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
         out_mask="in_rows[:, None]" + (" & (dims_v < HEAD_DIM_V)[None, :]" if padded else ""),
         has_grad_lse=backward.has_grad_lse,
         sinks=spec.has_sinks,
-        clears_sums=backward.clears_sums,
+        clears_sums=clears,
+        clears_in_parts=clears and is_in_parts(backward),
         clears_lost=backward.clears_sums and spec.mask is not None,
         starts_early=backward.clears_sums and plan.target.has_early_starts,
     )

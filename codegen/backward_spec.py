@@ -42,6 +42,8 @@ class Entry(Enum):
     """Gradients of captured tensors, from what the kernel before added up by row or distance."""
     HOPPER = "attention_backward"
     """As the fused one, made for Hopper."""
+    HOPPER_Q = "attention_backward_queries"
+    """The gradient of q, made for Hopper, where the one before leaves it."""
     FINISH = "attention_backward_finish"
     """The gradient of q from these sums."""
 

@@ -10,21 +10,22 @@ from typing import Any
 
 from flexc.codegen.arguments import capture_names
 from flexc.codegen.backward_form import Form, backward_form
-from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
+from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, Bounds, range_roots, tile_bounds
 from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.gluon_names import ADDING, RENAMED
 from flexc.codegen.hoisting import Element, Hoisting, of_functions
 from flexc.codegen.hopper_backward_arguments import main_arguments
+from flexc.codegen.hopper_backward_constants import OPERANDS, constants_of
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
-from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
+from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
 from flexc.codegen.hopper_staged import StagedRows, stage_rows
 from flexc.codegen.hopper_words import SIGMOID, depending, gluon, needed, target_of
 from flexc.codegen.module import GeneratedKernel
-from flexc.codegen.preamble import LOG2E, Constant, Preamble
+from flexc.codegen.preamble import Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import Sum
 from flexc.codegen.scatter_code import scatter_code
@@ -40,10 +41,6 @@ from flexc.ir.types import Storage
 
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
-_WALK = 8
-_RESIDENT = 128
-"""About how many programs a GPU of this kind runs at a time."""
-_OPERAND = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
 _PAIR = {Storage.BF16: "bf16x2", Storage.FP16: "f16x2"}
 # Two 16-bit numbers of register $1 as fp32.
 _UNPACK = {
@@ -125,6 +122,8 @@ class _Main(Preamble):
     delta_last: bool
     gives_early: bool
     """The turn for S and dK passes on before S is complete: random words or a wait come in between."""
+    wide: bool
+    apart: bool
     halves_are_columns: bool
     register_bases: str
     unpack: tuple[str, ...]
@@ -158,7 +157,10 @@ def hopper_backward_module(
     names = capture_names(backward.forward.captures, NAMES_OF_BACKWARD)
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
-    text = render("hopper_backward.py.jinja", view)
+    template = (
+        "hopper_backward_wide" if plan.wide else "hopper_backward_apart" if plan.apart else "hopper_backward"
+    )
+    text = render(f"{template}.py.jinja", view)
     return GeneratedKernel(text, entry.value, arguments, plan, _placement(view))
 
 
@@ -236,11 +238,12 @@ def _view(
     uneven = blocks is not Blocks.ALL
     # With a factor on the gradient of the score registers are few already when dP is issued.
     delta_first = plan.in_turns and not scatters and not spec.dropout and grad is None
+    delta_first = delta_first and not plan.wide and not plan.apart
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
         renamed=(*RENAMED, *ADDING),
         starts_early=True,
-        constants=_constants(backward, plan),
+        constants=constants_of(backward, plan),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=(
@@ -290,6 +293,8 @@ def _view(
         delta_first=delta_first,
         delta_last=not spec.dropout and not delta_first,
         gives_early=plan.ordered or spec.dropout,
+        wide=plan.wide,
+        apart=plan.apart,
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),
         unpack=_UNPACK[spec.q_storage],
@@ -300,7 +305,7 @@ def _view(
         exact_weights=any(s.sum != Sum.HEAD.value for s in scatters),
         adds_heads=any(s.sum == Sum.HEAD.value for s in scatters),
         adds_exactly=any(s.exactly for s in scatters),
-        operand=_OPERAND[spec.q_storage],
+        operand=OPERANDS[spec.q_storage],
         operand_pair=_PAIR[spec.q_storage],
         rescue_nan=plan.rescue_nan,
         ordered=plan.ordered,
@@ -369,32 +374,3 @@ def _placement(view: _Main) -> tuple[str, ...]:
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     lines += [f"once a step: {line}" for line in (*view.score_row_lines, *view.mask_row_lines)]
     return (*lines, *of_functions(view.functions, view.by_distance.vectors))
-
-
-def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Constant, ...]:
-    tiles, dim = plan.tiles, plan.padded_dim
-    constants = [
-        Constant("BLOCK_KV", tiles.block_kv, "keys of a program"),
-        Constant("KEYS", KEYS, "keys of each of its two warpgroups"),
-        Constant("BLOCK_Q", tiles.block_q, "queries of a step"),
-        Constant(
-            "Q_STAGES", tiles.num_stages, "tiles of queries that shared memory holds; of dO it holds two"
-        ),
-        Constant("PADDED_DIM", dim, "head dimension, to a power of two"),
-        Constant("DQ_COLUMNS", plan.dq_columns, "columns of a warpgroup's part of dQ, which has 64 rows"),
-        Constant("KV_BYTES", tiles.block_kv * dim * 2, "of the keys, and of the values"),
-        Constant("Q_BYTES", tiles.block_q * dim * 2, "of a tile of queries, and of dO"),
-        Constant(
-            "ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta, shift and the sums are padded to"
-        ),
-        Constant("WALK", _WALK, "steps whose rows shared memory tells"),
-    ]
-    if backward.blocks(Entry.HOPPER) is not Blocks.ALL:
-        constants.append(Constant("L2_ROWS", 32768, "rows of queries, dO and dQ that the L2 cache holds"))
-    elif plan.ordered:
-        constants.append(Constant("RESIDENT", _RESIDENT, "about how many programs run at a time"))
-    return (
-        *constants,
-        Constant("OPERAND", _OPERAND[backward.forward.q_storage], "element type of all but the sums"),
-        LOG2E,
-    )

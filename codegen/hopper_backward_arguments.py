@@ -34,7 +34,8 @@ def main_arguments(
         ("q", Source.Q), ("k", Source.K), ("v", Source.V), ("dout", Source.GRAD_OUT),
         ("dk", Source.GRAD_K), ("dv", Source.GRAD_V),
     )  # fmt: skip
-    sums = (("delta", Source.DELTA), ("shift", Source.SHIFT), ("dq_sum", Source.GRAD_Q_SUM))
+    sums: tuple[tuple[str, Source], ...] = (("delta", Source.DELTA), ("shift", Source.SHIFT))
+    sums += () if plan.apart else (("dq_sum", Source.GRAD_Q_SUM),)
     return (
         *(
             Argument(f"{name}_ptr", f"*{spec.q_storage.value}", source, divisible=True)
@@ -82,6 +83,8 @@ def _lost(plan: HopperBackwardPlan) -> list[Argument]:
 def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument]:
     """A descriptor's type says its block. Results leave by warpgroup, half a tile at a time."""
     rows, keys, dim = plan.tiles.block_q, plan.tiles.block_kv, plan.padded_dim
+    if plan.wide:
+        return _wide_descriptors(spec, plan)
     tensors = (
         ("q_desc", Source.Q_DESCRIPTOR, rows, spec.head_dim),
         ("k_desc", Source.K_DESCRIPTOR, keys, spec.head_dim),
@@ -96,10 +99,44 @@ def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument
         for name, source, n, size in tensors
     ]
     whole = descriptor_type("fp32", (rows,))
+    if plan.apart:
+        return [
+            *found,
+            Argument("shift_desc", whole, Source.SHIFT_DESCRIPTOR),
+            Argument("delta_desc", whole, Source.DELTA_DESCRIPTOR),
+        ]
     half = descriptor_type("fp32", (2 * plan.dq_columns, 32))
     return [
         *found,
         Argument("shift_desc", whole, Source.SHIFT_DESCRIPTOR),
         Argument("delta_desc", whole, Source.DELTA_DESCRIPTOR),
         Argument("dq_sum_desc", half, Source.GRAD_Q_SUM_DESCRIPTOR, dimension=dim),
+    ]
+
+
+def _wide_descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument]:
+    """The same where q and k have a second block of columns."""
+    rows, keys = plan.tiles.block_q, plan.tiles.block_kv
+    first, tail = plan.padded_dim - plan.tail, plan.tail
+    tensors = (
+        ("q", Source.Q_DESCRIPTOR, rows, spec.head_dim, (first, tail)),
+        ("k", Source.K_DESCRIPTOR, keys, spec.head_dim, (first, tail)),
+        ("v", Source.V_DESCRIPTOR, keys, spec.head_dim_v, (plan.padded_dim_v,)),
+        ("dout", Source.GRAD_OUT_DESCRIPTOR, rows, spec.head_dim_v, (plan.padded_dim_v,)),
+        ("dk", Source.GRAD_K_DESCRIPTOR, KEYS, spec.head_dim, (first, tail)),
+        ("dv", Source.GRAD_V_DESCRIPTOR, KEYS, spec.head_dim_v, (plan.padded_dim_v,)),
+    )
+    element = spec.q_storage.value
+    found = [
+        Argument(f"{name}{part}_desc", descriptor_type(element, (1, 1, n, columns)), source, dimension=size)
+        for name, source, n, size, blocks in tensors
+        for part, columns in zip(("", "_tail"), blocks, strict=False)
+    ]
+    whole = descriptor_type("fp32", (rows,))
+    part = descriptor_type("fp32", (2 * plan.dq_columns, 32))
+    return [
+        *found,
+        Argument("shift_desc", whole, Source.SHIFT_DESCRIPTOR),
+        Argument("delta_desc", whole, Source.DELTA_DESCRIPTOR),
+        Argument("dq_sum_desc", part, Source.GRAD_Q_SUM_DESCRIPTOR, dimension=plan.padded_dim),
     ]

@@ -8,6 +8,16 @@ from dataclasses import dataclass, replace
 from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
+from flexc.codegen.hopper_backward_dims import (
+    APART,
+    BOTH,
+    IN_PARTS,
+    NARROW,
+    PART,
+    dims,
+    is_apart,
+    is_in_parts,
+)
 from flexc.codegen.hopper_gradients import why_no_gradients
 from flexc.codegen.hopper_plan import unfit as unfit_forward
 from flexc.codegen.hopper_staged import staged_bytes, staged_nodes
@@ -23,10 +33,12 @@ from flexc.ir.spec import AttentionSpec, Blocks
 KEYS = 64
 """Keys of one consumer warpgroup: what one wgmma takes."""
 BLOCK_KV = 2 * KEYS
-_WIDEST = 128
-"""Head dimension up to which dK and dV of 64 keys fit the registers of a warpgroup."""
 _TRITON = 'pass backend="triton"'
 _ORDERED = ("ordered", "deterministic: a tile of dQ is added to from the last keys to the first")
+
+
+_BOTH = f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"
+_ONE_EACH = f"of {KEYS} keys one warpgroup has dV in registers, the other dK; dQ has a kernel of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +61,14 @@ class HopperBackwardPlan(KernelPlan):
     @property
     def dq_columns(self) -> int:
         """Columns of what a warpgroup computes of dQ: its share of them of 64 rows, or all of 64 of 128."""
+        if self.wide:
+            return PART
         return self.padded_dim // self.groups if self.halves_are_columns else self.padded_dim
 
     @property
     def groups(self) -> int:
         """Warpgroups that compute, each for `KEYS` keys. One leaves room for a second program beside it."""
-        return self.tiles.block_kv // KEYS
+        return 2 if self.apart else self.tiles.block_kv // KEYS
 
     @property
     def max_registers(self) -> int | None:
@@ -62,14 +76,24 @@ class HopperBackwardPlan(KernelPlan):
         return 128 if self.groups == 1 else None
 
     @property
+    def apart(self) -> bool:
+        """Whether each warpgroup has one of dK and dV, and another kernel computes dQ."""
+        return self.padded_dim == APART
+
+    @property
+    def wide(self) -> bool:
+        """Whether q and k have a second block of columns, and dQ comes in three parts."""
+        return self.padded_dim == IN_PARTS
+
+    @property
+    def tail(self) -> int:
+        """Columns of that block."""
+        return IN_PARTS - BOTH if self.wide else 0
+
+    @property
     def halves_are_columns(self) -> bool:
         """Whether the two halves of dQ are left and right, or its upper and lower rows."""
         return self.tiles.block_q == 64
-
-
-def width(dim: int) -> int:
-    """A head dimension as the kernel handles it: whole 128-byte swizzles, a power of two."""
-    return max(64, 1 << (dim - 1).bit_length())
 
 
 def unfit(backward: BackwardSpec, target: Target) -> str | None:
@@ -78,11 +102,21 @@ def unfit(backward: BackwardSpec, target: Target) -> str | None:
     why = unfit_forward(spec, target)
     if why is not None:
         return why
-    if max(spec.head_dim, spec.head_dim_v) > _WIDEST:
-        return f"a head dimension is above {_WIDEST}"
-    if width(spec.head_dim) != width(spec.head_dim_v):
+    if is_apart(backward) or is_in_parts(backward):
+        return _unfit_wide(backward)
+    dim, dim_v = dims(backward)
+    if dim != dim_v:
         return f"head dimensions {spec.head_dim} and {spec.head_dim_v} need buffers of different widths"
     return why_no_gradients(backward)
+
+
+def _unfit_wide(backward: BackwardSpec) -> str | None:
+    """The same where a head dimension is above 128."""
+    if backward.slots:
+        return f"gradients of captured tensors, and a head dimension is above {BOTH}"
+    if backward.forward.dropout:
+        return f"dropout, and a head dimension is above {BOTH}"
+    return None
 
 
 def suited(backward: BackwardSpec) -> BackwardSpec:
@@ -135,7 +169,11 @@ def make_hopper_backward_plan(
 
 def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
     """Best first, measured on an H200."""
-    narrow = width(backward.forward.head_dim) == 64
+    if is_apart(backward):
+        return (Tiles(64, KEYS, 4, 2),)
+    if is_in_parts(backward):
+        return (Tiles(64, BLOCK_KV, 4, 2),)
+    narrow = dims(backward)[0] == NARROW
     if not narrow:
         wide = Tiles(64, BLOCK_KV, 4, 4)
         # Barriers more, or what is known of rows from memory, leave no room for the fourth tile of queries.
@@ -175,40 +213,53 @@ def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
     """
     if tiles.block_kv == KEYS:
         return False
-    if tiles.block_q != 64 or not backward.slots or width(backward.forward.head_dim) == _WIDEST:
+    if tiles.block_q != 64 or not backward.slots or dims(backward)[0] >= BOTH:
         return tiles.block_q == 64
     return any(scatter.sum is Sum.HEAD for scatter in backward_form(backward, scatters=True).scatters)
 
 
 def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:
     spec = backward.forward
+    if is_apart(backward) and tiles != Tiles(64, KEYS, 4, 2):
+        return f"64 queries meet {KEYS} keys, in warpgroups of 4 warps, and of queries two tiles fit"
+    if not is_apart(backward):
+        misfit = _misfit_of_both(backward, tiles)
+        if misfit:
+            return misfit
+    cut = off_the_map(spec, tiles.block_q, tiles.block_kv)
+    if backward.blocks(Entry.HOPPER) is Blocks.MAP and cut:
+        return cut
+    return too_large(shared_memory(backward, tiles), target)
+
+
+def _misfit_of_both(backward: BackwardSpec, tiles: Tiles) -> str | None:
+    """What is wrong with tiles where a warpgroup has both dK and dV."""
     if tiles.block_kv == KEYS and tiles.block_q == 64 and tiles.num_warps == 4:
-        if width(spec.head_dim) == _WIDEST:
+        if dims(backward)[0] >= BOTH:
             return "one warpgroup has no registers for dQ of wide heads"
-        if backward.deterministic or backward.slots or spec.dropout:
+        if backward.deterministic or backward.slots or backward.forward.dropout:
             return "one warpgroup computes no gradients in order or of captured tensors, and drops nothing"
     elif tiles.block_q not in (64, 128) or tiles.block_kv != BLOCK_KV or tiles.num_warps != 4:
         return f"64 or 128 queries meet {BLOCK_KV} keys, in warpgroups of 4 warps"
     if tiles.block_q == 128 and backward.slots:
         return "128 queries and gradients of captured tensors do not fit the registers"
-    if tiles.block_q == 128 and width(spec.head_dim) == _WIDEST:
+    if is_in_parts(backward) and tiles.num_stages != 2:
+        return "two tiles of queries of wide heads fit shared memory"
+    if tiles.block_q == 128 and dims(backward)[0] >= BOTH:
         return "128 queries of wide heads do not fit the registers"
-    cut = off_the_map(spec, tiles.block_q, tiles.block_kv)
-    if backward.blocks(Entry.HOPPER) is Blocks.MAP and cut:
-        return cut
     if not 2 <= tiles.num_stages <= 4:
         return "tiles of queries are loaded two to four steps ahead"
-    return too_large(shared_memory(backward, tiles), target)
+    return None
 
 
 def shared_memory(backward: BackwardSpec, tiles: Tiles) -> int:
     """About the bytes of shared memory that a block needs."""
-    dim = width(backward.forward.head_dim)
-    keys = 2 * tiles.block_kv * dim * 2
-    rings = (tiles.num_stages + 2) * tiles.block_q * dim * 2 + tiles.num_stages * tiles.block_q * 8
+    dim, dim_v = dims(backward)
+    keys = tiles.block_kv * (dim + dim_v) * 2
+    rings = (tiles.num_stages * dim + 2 * dim_v) * tiles.block_q * 2 + tiles.num_stages * tiles.block_q * 8
     rings += staged_bytes(backward, tiles.num_stages * tiles.block_q)
     ds = 2 * tiles.block_kv * tiles.block_q * 2
-    dq = tiles.block_q * dim * 4
+    dq = 0 if is_apart(backward) else tiles.block_q * (2 * PART if is_in_parts(backward) else dim) * 4
     scratch = 1024  # barriers, and what the warps of other roles are told
     return keys + rings + ds + dq + scratch
 
@@ -228,8 +279,8 @@ def _plan(
     return HopperBackwardPlan(
         target=target,
         tiles=tiles,
-        padded_dim=width(spec.head_dim),
-        padded_dim_v=width(spec.head_dim_v),
+        padded_dim=dims(backward)[0],
+        padded_dim_v=dims(backward)[1],
         precision="ieee",
         fast_tanh=tanh,
         blocks=backward.blocks(Entry.HOPPER).value,
@@ -237,23 +288,28 @@ def _plan(
         packed_heads=1,
         in_turns=in_turns,
         late=late,
-        ordered=backward.deterministic,
+        ordered=backward.deterministic and not is_apart(backward),
         shared=needed,
         reasons=(
             ("design", "made for this target: one warp loads by TMA, two warpgroups compute with wgmma"),
             ("block_q", with_history(_preferred(spec), skip)),
-            ("block_kv", f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"),
+            ("block_kv", _ONE_EACH if is_apart(backward) else _BOTH),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
-            (
-                "in_turns",
-                "one weighs scores while the other multiplies" if in_turns else "no order is faster",
-            ),
-            (
-                "late",
-                "beside the next dK it needs fewer registers" if late else "there are registers enough",
-            ),
-            *([_ORDERED] if backward.deterministic else []),
+            *_schedule(backward, in_turns, late),
+            *([_ORDERED] if backward.deterministic and not is_apart(backward) else []),
             ("fast_tanh", why_tanh),
             ("rescue_nan", "the portable kernels compute again what became NaN" if rescue else "no mask"),
         ),
     )
+
+
+def _schedule(backward: BackwardSpec, in_turns: bool, late: bool) -> list[tuple[str, str]]:
+    """Which products are computed beside which."""
+    if is_apart(backward):
+        return [("in_turns", "one weighs scores, and the other computes their gradients from the weights")]
+    if is_in_parts(backward):
+        return [("in_turns", "there is room for one tile: scores, parts of dQ and dP are in it by turns")]
+    return [
+        ("in_turns", "one weighs scores while the other multiplies" if in_turns else "no order is faster"),
+        ("late", "beside the next dK it needs fewer registers" if late else "there are registers enough"),
+    ]

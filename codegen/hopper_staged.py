@@ -13,6 +13,7 @@ from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_spec import BackwardSpec
 from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.hoisting import Hoisting
+from flexc.codegen.hopper_backward_dims import is_apart, is_in_parts
 from flexc.codegen.hopper_words import gluon, needed, others, target_of
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Op
@@ -60,6 +61,8 @@ def staged_nodes(backward: BackwardSpec) -> tuple[Expr, ...]:
 
     Where gradients of captured tensors are wanted, only for the mask: those read the rows of scores as well.
     """
+    if is_apart(backward) or is_in_parts(backward):
+        return ()  # no shared memory is left for it
     form = backward_form(backward, scatters=False)
     scores = () if backward.slots else (form.score, form.grad)
     roots = [root for root in (*scores, form.mask) if root is not None]

@@ -62,7 +62,7 @@ def _find_or_build(
 
 
 def _spares(backward: BackwardSpec, entry: Entry, target: Target) -> Spares:
-    if entry is Entry.HOPPER:
+    if entry in (Entry.HOPPER, Entry.HOPPER_Q):
         return Spares.SCALARS
     return Spares.ALL if is_timed_single(backward, target) else Spares.FEW
 

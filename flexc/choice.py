@@ -176,7 +176,9 @@ def backward_parts(
     """
     from flexc.codegen.backward_form import has_places
     from flexc.codegen.backward_schedule import schedule
+    from flexc.codegen.hopper_backward_dims import is_apart
     from flexc.codegen.hopper_backward_plan import suited
+    from flexc.codegen.hopper_backward_queries import suited_queries
     from flexc.codegen.target import target_named
 
     if not hopper:
@@ -185,6 +187,13 @@ def backward_parts(
         pairs = replace(portable, pairs=found.pairs)
         return tuple((portable if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
     made = suited(backward)
+    if is_apart(backward):
+        keys = ((replace(backward, clears_sums=True, short=False), Entry.ROWS), (made, Entry.HOPPER))
+        queries = ((suited_queries(replace(backward, short=False)), Entry.HOPPER_Q),) if wants_q else ()
+        if backward.forward.mask is None:
+            return (*keys, *queries)
+        repairs = replace(backward, repairs=True, short=False)
+        return (*keys, *queries, (repairs, Entry.KV), *(((repairs, Entry.Q),) if wants_q else ()))
     placed = ((replace(backward, short=False), Entry.CAPTURED),) if has_places(backward) else ()
     parts = (
         (replace(backward, clears_sums=True, short=False), Entry.ROWS),

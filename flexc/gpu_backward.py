@@ -16,7 +16,8 @@ from flexc.captured_sums import CapturedSums
 from flexc.choice import backward_parts, takes_hopper_backward
 from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, backward_spec
-from flexc.codegen.hopper_backward_plan import KEYS, width
+from flexc.codegen.hopper_backward_dims import dims, is_apart, parts_of_dq
+from flexc.codegen.hopper_backward_plan import KEYS
 from flexc.ir.spec import Blocks
 from flexc.pack import as_pointed_to, dropout_numbers, seed_on
 from flexc.pack_backward import Operands, map_operands
@@ -197,8 +198,9 @@ class _Backward:
         if self.call.sinks is not None:
             self.tensors[Source.GRAD_SINKS_PARTS] = self._made((batch, heads, tiles))
         if self.spec.clears_sums:
-            shape = (batch, heads, padded, width(self.spec.forward.head_dim))
-            self.tensors[Source.GRAD_Q_SUM] = self._scratch(shape)
+            if not is_apart(self.spec):
+                shape = (batch, heads, padded, dims(self.spec)[0])
+                self.tensors[Source.GRAD_Q_SUM] = self._scratch(shape)
             if self.spec.forward.mask is not None:
                 made = self._made if self.slots else self._scratch
                 self.tensors[Source.LOST] = made((1,), torch.int32)
@@ -222,7 +224,7 @@ class _Backward:
         tensors: dict[Source, torch.Tensor] = {}
         self.captured_sums.make_for(kernel, self.spec, self.values)
         self._walk(entry, kernel, tensors, numbers)
-        if self.spec.deterministic:
+        if self.spec.deterministic and not is_apart(self.spec):
             tensors[Source.TURNS] = self._zeros((1 + batch * heads * (rows // kernel.block_q),), torch.int32)
             self._walk(entry, kernel, tensors, numbers, beside=True)
         _, kv_heads, kv_len, _ = self.call.k.shape
@@ -232,7 +234,7 @@ class _Backward:
     def finish(self, entry: Entry, kernel: Runnable) -> None:
         """The gradient of q from the sums of Hopper kernels: a program for each part of a tile."""
         batch, heads, q_len, _ = self.call.q.shape
-        parts = kernel.block_kv // KEYS
+        parts = parts_of_dq(self.spec, kernel.block_kv // KEYS)
         self._launch(kernel, parts * -(-q_len // kernel.block_q) * heads * batch, {}, {})
 
     def keys_and_values(self, entry: Entry, kernel: Runnable) -> None:
@@ -290,6 +292,14 @@ class _Backward:
             programs *= self.spec.slices
         self._launch(kernel, programs, tensors, numbers)
 
+    def hopper_queries(self, entry: Entry, kernel: Runnable) -> None:
+        """The gradient of q by a Hopper kernel of its own; with a mask, also whether any became NaN."""
+        batch, heads, q_len, _ = self.call.q.shape
+        tensors: dict[Source, torch.Tensor] = {}
+        numbers: dict[Source, int | float] = {Source.NEVER: 0}
+        self._walk(entry, kernel, tensors, numbers)
+        self._launch(kernel, -(-q_len // kernel.block_q) * heads * batch, tensors, numbers)
+
     def _walk(
         self,
         entry: Entry,
@@ -340,6 +350,7 @@ _STAGES: dict[Entry, Callable[[_Backward, Entry, Runnable], None]] = {
     Entry.CAPTURED: _Backward.captured,
     Entry.HOPPER: _Backward.on_hopper,
     Entry.FINISH: _Backward.finish,
+    Entry.HOPPER_Q: _Backward.hopper_queries,
 }
 """How each kernel is launched, and what it needs."""
 

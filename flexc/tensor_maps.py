@@ -36,6 +36,7 @@ _TENSORS = {
     Source.V_DESCRIPTOR: (Source.V, Source.V_STRIDE, Source.KV_LEN),
     Source.OUT_DESCRIPTOR: (Source.OUT, Source.OUT_STRIDE, Source.Q_LEN),
     Source.GRAD_OUT_DESCRIPTOR: (Source.GRAD_OUT, Source.GRAD_OUT_STRIDE, Source.Q_LEN),
+    Source.GRAD_Q_DESCRIPTOR: (Source.GRAD_Q, Source.GRAD_Q_STRIDE, Source.Q_LEN),
     Source.GRAD_K_DESCRIPTOR: (Source.GRAD_K, Source.GRAD_K_STRIDE, Source.KV_LEN),
     Source.GRAD_V_DESCRIPTOR: (Source.GRAD_V, Source.GRAD_V_STRIDE, Source.KV_LEN),
 }

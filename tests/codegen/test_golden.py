@@ -98,6 +98,13 @@ BACKWARD: dict[str, dict[str, Any]] = {
     "hopper_learned_bias": {"hopper": True, "score": scores.relative_bias(torch.ones(8, 255))},
     "hopper_learned_slopes_causal": {"hopper": True, "mask": masks.causal, "score": scores.alibi(SLOPES)},
     "hopper_dropout": {"hopper": True, "mask": masks.causal, "dropout": True},
+    "hopper_in_parts_causal": {"hopper": True, "mask": masks.causal, "head_dim": 192, "head_dim_v": 128},
+    "hopper_apart_softcap_causal": {
+        "hopper": True,
+        "mask": masks.causal,
+        "score": scores.softcap(30.0),
+        "head_dim": 256,
+    },
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
     "pairs": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
 }

@@ -105,6 +105,32 @@ def test_other_head_dims(head_dim: int, storage: Storage) -> None:
     _check(_compile("softcap_causal", head_dim, storage=storage), 16)
 
 
+# dK and dV leave room for one tile of scores; what gradients are multiplied by is half of another.
+@pytest.mark.parametrize(
+    ("name", "spills"), [("plain", 0), ("causal", 0), ("alibi_causal", 0), ("softcap_causal", 112)]
+)
+def test_heads_in_parts(name: str, spills: int) -> None:
+    main = _compile(name, 192, head_dim_v=128)
+    _check(main, spills)
+    # In each warpgroup three S of 12 products, two dP of 8, dV of 4, dK of 8; in both three parts of two dQ.
+    assert disassemble(main.cubin).count("HGMMA") == 2 * (3 * 12 + 2 * (8 + 4 + 8)) + 3 * 2 * 8
+
+
+@pytest.mark.parametrize(("name", "spills"), [("plain", 16), ("causal", 16), ("softcap_causal", 48)])
+def test_dq_apart(name: str, spills: int) -> None:
+    mask, score = MODS[name]
+    spec = spec_for(mask, score, head_dim=256, return_lse=True)
+    backward = backward_spec(spec, resolve(score, mask)[1], None, deterministic=True)
+    parts = backward_parts(backward, "sm90", (), hopper=True)
+    kernels = [
+        backward_kernel_for(of, e, "sm90").artifact for of, e in parts if e in (Entry.HOPPER, Entry.HOPPER_Q)
+    ]
+    for kernel in kernels:
+        sass = disassemble(kernel.cubin)
+        check(sass, kernel.resources, Promise(2, (240, 24), spills=spills))
+        assert "UTMAREDG" not in sass
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", ["plain", "causal", "window", "softcap_causal", "document_by_batch"])
 def test_deterministic(name: str, head_dim: int) -> None:

@@ -37,7 +37,8 @@ def _qkv(q_len: int = 200, kv_len: int = 200, dim: int = 128) -> tuple[torch.Ten
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"head_dim": 192}, "above 128"),
+        ({"head_dim": 192, "dropout": True}, "dropout, and a head dimension is above 128"),
+        ({"head_dim": 257}, "above 256"),
         ({"head_dim": 128, "head_dim_v": 64}, "different widths"),
         ({"storage": Storage.FP32}, "16-bit"),
         ({"aligned": False}, "16 bytes"),
@@ -197,3 +198,30 @@ def test_plans_fit(dim: int) -> None:
         make_hopper_backward_plan(
             _backward(head_dim=128), TARGETS["sm90"], {"backward_block_q": 128, "backward_num_stages": 4}
         )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "deterministic", "apart"),
+    [
+        (192, 128, False, False),
+        (136, 40, False, False),
+        (192, 128, True, True),
+        (192, 192, False, True),
+        (64, 136, False, True),
+        (256, 256, True, True),
+    ],
+)
+def test_wide_heads(head_dim: int, head_dim_v: int, deterministic: bool, apart: bool) -> None:
+    backward = _backward(masks.causal, head_dim=head_dim, head_dim_v=head_dim_v)
+    backward = replace(backward, deterministic=deterministic)
+    assert why_portable_backward(backward, "sm90", ()) is None
+    of_queries = Entry.HOPPER_Q if apart else Entry.FINISH
+    parts = backward_parts(backward, "sm90", (), hopper=True)
+    assert [entry for _, entry in parts] == [Entry.ROWS, Entry.HOPPER, of_queries, Entry.KV, Entry.Q]
+    plan = make_hopper_backward_plan(backward, TARGETS["sm90"])
+    assert (plan.apart, plan.wide) == (apart, not apart)
+    assert (plan.padded_dim, plan.padded_dim_v) == ((256, 256) if apart else (192, 128))
+    assert not plan.ordered
+    assert plan.shared <= TARGETS["sm90"].shared_memory
+    keys_alone = backward_parts(backward, "sm90", (), hopper=True, wants_q=False)
+    assert (Entry.HOPPER_Q in [entry for _, entry in keys_alone]) is False
