@@ -28,6 +28,12 @@ def window(b, h, q_idx, kv_idx):
 def alibi(score, b, h, q_idx, kv_idx):
     return score + SLOPES[h] * (kv_idx - q_idx)
 
+BOUND = torch.nn.Parameter(torch.ones(8))
+
+@flexc.score_mod
+def capped(score, b, h, q_idx, kv_idx):
+    return BOUND[h] * torch.tanh(score / BOUND[h])
+
 def branches(b, h, q_idx, kv_idx):
     if q_idx > kv_idx:
         return True
@@ -105,7 +111,7 @@ def test_errors_of_the_user_exit_with_1(run: Run, mods: Path) -> None:
 def test_a_mistake_in_a_mod_shows_its_line(run: Run, mods: Path) -> None:
     result = run("explain", f"{mods}:branches")
     assert result.code == 1
-    assert "mods.py:16" in result.err
+    assert "mods.py:22" in result.err
     assert "^^^^" in result.err
 
 
@@ -132,6 +138,17 @@ def test_inspect_prints_what_runs(run: Run, mods: Path) -> None:
     assert result.code == 0, result.err
     compile(result.out, "generated.py", "exec")
     assert "SLOPES" in result.out
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm90"])
+def test_inspect_prints_the_backward_that_runs(run: Run, mods: Path, target: str) -> None:
+    result = run(
+        "inspect", f"{mods}:window+capped", "--stage", "backward", "--head-dim", 64, "--target", target
+    )
+    assert result.code == 0, result.err
+    compile(result.out, "generated.py", "exec")
+    for function in ("attention_backward_rows", "score_mod_grad", "BOUND_grad"):
+        assert f"def {function}(" in result.out
 
 
 def test_inspect_unknown_target(run: Run, mods: Path) -> None:
