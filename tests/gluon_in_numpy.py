@@ -249,8 +249,20 @@ def _add(pointer: Pointer, value: Any, mask: Any = True, sem: str = "") -> Tile:
     return before
 
 
+def _turn(barrier: Barrier, *, waits: bool) -> Tile:
+    """Two warpgroups meet at a named barrier, of which one may go on at once."""
+    with barrier.changed:
+        parity = barrier.phase & 1
+        barrier.add(1, 0)
+    if waits:
+        barrier.wait(parity)
+    return _tile(np.int32(0))
+
+
 def _assembly(text: str, _: str, arguments: list[Any], *__: Any, pack: int = 1, **___: Any) -> Tile:
-    """Inline assembly: numbers passed on within a warp, the hardware's tangent, and arithmetic."""
+    """Inline assembly: turns, numbers passed on within a warp, the hardware's tangent, and arithmetic."""
+    if text.startswith("bar."):
+        return _turn(_HERE.program[2].index(arguments[0]), waits=text.startswith("bar.sync"))
     if text.startswith("shfl.sync.idx.b32"):
         numbers, lane = arguments
         return _tile(numbers[np.arange(len(numbers)) // 32 * 32 + np.asarray(lane) % 32])
@@ -371,7 +383,9 @@ def run(source: str, entry: str, arguments: Mapping[str, Any], programs: int) ->
     values = {name: _argument(value) for name, value in arguments.items()}
 
     def program(number: int) -> None:
-        _HERE.program = (number, programs)
+        _HERE.program = (number, programs, Barriers(16))
+        for barrier in _HERE.program[2].all:
+            barrier.init(2)
         scope[entry](**values)
 
     side_by_side(program, [(n,) for n in range(programs)])
