@@ -28,16 +28,22 @@ def window(b, h, q_idx, kv_idx):
 def alibi(score, b, h, q_idx, kv_idx):
     return score + SLOPES[h] * (kv_idx - q_idx)
 
+def branches(b, h, q_idx, kv_idx):
+    if q_idx > kv_idx:
+        return True
+    return False
+"""
+
+
+LEARNED = """
+import torch
+import flexc
+
 BOUND = torch.nn.Parameter(torch.ones(8))
 
 @flexc.score_mod
 def capped(score, b, h, q_idx, kv_idx):
     return BOUND[h] * torch.tanh(score / BOUND[h])
-
-def branches(b, h, q_idx, kv_idx):
-    if q_idx > kv_idx:
-        return True
-    return False
 """
 
 
@@ -111,7 +117,7 @@ def test_errors_of_the_user_exit_with_1(run: Run, mods: Path) -> None:
 def test_a_mistake_in_a_mod_shows_its_line(run: Run, mods: Path) -> None:
     result = run("explain", f"{mods}:branches")
     assert result.code == 1
-    assert "mods.py:22" in result.err
+    assert "mods.py:16" in result.err
     assert "^^^^" in result.err
 
 
@@ -141,10 +147,10 @@ def test_inspect_prints_what_runs(run: Run, mods: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm80", "sm90"])
-def test_inspect_prints_the_backward_that_runs(run: Run, mods: Path, target: str) -> None:
-    result = run(
-        "inspect", f"{mods}:window+capped", "--stage", "backward", "--head-dim", 64, "--target", target
-    )
+def test_inspect_prints_the_backward_that_runs(run: Run, tmp_path: Path, target: str) -> None:
+    path = tmp_path / "learned.py"
+    path.write_text(LEARNED)
+    result = run("inspect", f"{path}:capped", "--stage", "backward", "--head-dim", 64, "--target", target)
     assert result.code == 0, result.err
     compile(result.out, "generated.py", "exec")
     for function in ("attention_backward_rows", "score_mod_grad", "BOUND_grad"):
