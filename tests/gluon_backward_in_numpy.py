@@ -149,8 +149,14 @@ def _language(number: Callable[[], int]) -> Iterator[None]:
         yield
 
 
-def run_backward(source: str, arguments: Mapping[str, Any], programs: int, at_a_time: int = 6) -> None:
-    """Run the programs of the large kernel, some side by side. Arrays become pointers."""
+def run_backward(
+    source: str,
+    arguments: Mapping[str, Any],
+    programs: int,
+    at_a_time: int = 6,
+    entry: str = "attention_backward",
+) -> None:
+    """Run the programs of the large kernel, or of another, some side by side. Arrays become pointers."""
     here, turns = gluon._HERE, _Turns()
 
     def number() -> int:
@@ -177,7 +183,7 @@ def run_backward(source: str, arguments: Mapping[str, Any], programs: int, at_a_
 
     def program(which: int) -> None:
         here.program = (which, programs)
-        scope["attention_backward"](**values)
+        scope[entry](**values)
 
     for first in range(0, programs, at_a_time):
         side_by_side(program, [(n,) for n in range(first, min(programs, first + at_a_time))])
