@@ -63,15 +63,11 @@ def test_more_tiles_than_multiprocessors_of_uneven_length() -> None:
         assert torch.equal(out, again)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(2100, 2100), (2001, 300), (130, 3000), (193, 193)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1300, 1300), (1201, 300), (130, 1500)])
 def test_products_in_turns(q_len: int, kv_len: int) -> None:
     """Warpgroups that pass over keys, or have no rows, take their turns too: others wait for them."""
-
-    def chunks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return q_idx // 700 == kv_idx // 700
-
     q, k, v = random_qkv(q_len, kv_len, heads=24, kv_heads=8, dim=64)
-    for mask in (None, masks.causal, masks.prefix_lm(200), chunks):
+    for mask in (None, masks.causal, masks.prefix_lm(200)):
         out = _check(q, k, v, mask_mod=mask)
         for _ in range(5):
             assert torch.equal(out, flexc.attention(q, k, v, mask_mod=mask, backend="hopper"))
