@@ -60,12 +60,14 @@ def _qkv(q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.bfloat16)
     ]
 
 
-def _both(mask: Mask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+def _both(
+    mask: Mask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: int
+) -> list[tuple[torch.Tensor, ...]]:
     """Out and lse of the portable kernel, with computed loop bounds and from a block map."""
     with torch.no_grad():
         return [
-            flexc.attention(q, k, v, mask_mod=mask, return_lse=True, backend="triton", options=options)
-            for options in (None, {"blocks": "map"})
+            flexc.attention(q, k, v, mask_mod=mask, return_lse=True, backend="triton", options=each)
+            for each in (options, {"blocks": "map", **options})
         ]
 
 
@@ -75,7 +77,8 @@ def test_right_numbers_and_the_bits_of_a_map(name: str, lengths: tuple[int, int]
     mask = _masks()[name]
     assert exact_ranges(_graph(mask)) is not None
     q, k, v = _qkv(*lengths, 64)
-    computed, mapped = _both(mask, q, k, v)
+    # For few rows the two have tiles of their own sizes, and so sums in another order, if nothing is said.
+    computed, mapped = _both(mask, q, k, v, **({"block_kv": 32} if lengths[0] == 1 else {}))
     golden(q, k, v, mask_mod=mask).check(*computed)
     for one, other in zip(computed, mapped, strict=True):
         assert torch.equal(one, other)
