@@ -62,10 +62,16 @@ class KernelPlan:
         return getattr(self.tiles if hasattr(self.tiles, name) else self, name)
 
     def key(self) -> str:
-        """A text that is equal for equal plans."""
+        """A text that is equal for equal plans.
+
+        Where tiles spill, others are tried in place of those that nobody asked for: what was asked for is a
+        part of it.
+        """
         parts = [
             f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("target", "reasons")
         ]
+        asked = [name for name, why in self.reasons if why == _ASKED]
+        parts += [f"{name} asked" for name in asked if hasattr(self.tiles, name)]
         return f"{self.target.name} {' '.join(parts)}"
 
 

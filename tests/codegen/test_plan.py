@@ -57,6 +57,16 @@ def test_options_override_and_are_explained() -> None:
     assert plan.explain().count("asked for") == len(options)
 
 
+def test_a_kernel_that_was_asked_for_has_a_key_of_its_own() -> None:
+    """Tiles that nobody asked for give way to others where they spill: one key may not stand for both."""
+    spec, target = spec_for(masks.causal), TARGETS["sm90"]
+    plan = make_plan(spec, target)
+    asked = make_plan(spec, target, {"block_kv": plan.tiles.block_kv})
+    assert asked.tiles == plan.tiles
+    assert asked.key() != plan.key()
+    assert asked.key() == make_plan(spec, target, {"block_kv": plan.tiles.block_kv}).key()
+
+
 def test_an_option_alone_leaves_the_others_to_the_plan() -> None:
     for name, value in (("block_q", 16), ("block_kv", 128), ("num_warps", 1), ("num_stages", 2)):
         plan = make_plan(spec_for(head_dim=32), TARGETS["sm80"], {name: value})
