@@ -52,7 +52,7 @@ def _function(source: str, name: str) -> str:
 
 @pytest.mark.parametrize(
     ("mask", "score", "name"),
-    [(_documents, None, "IDS"), (_alive, None, "ALIVE"), (None, _biased, "BIAS")],
+    [(_documents, None, "IDS_q"), (_alive, None, "ALIVE_q"), (None, _biased, "row_value")],
 )
 def test_the_loading_warp_reads_what_steps_need_of_rows(
     mask: Mod | None, score: Mod | None, name: str
@@ -62,10 +62,10 @@ def test_the_loading_warp_reads_what_steps_need_of_rows(
     assert leaves.count("gl.load(") == leaves.count("_smem.index(slot).store(") == 1
     # Keys stay: what is read of them is read once, before the steps.
     loads = re.findall(r"gl\.load\((.*)\)", accumulates)
-    assert len(loads) == (1 if name == "IDS" else 0)
+    assert len(loads) == (1 if name == "IDS_q" else 0)
     assert not any("q_idx" in load or "q_here" in load for load in loads)
     for slot in ("0", "slot"):
-        assert accumulates.count(f"_smem.index({slot}).load(row_layout)[None, :]") == 1
+        assert accumulates.count(f"{name}_smem.index({slot}).load(row_layout)[None, :]") == 1
     assert "mbarrier.init(q_ready.index(i), count=2)" in source
 
 
