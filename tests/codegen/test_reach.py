@@ -16,6 +16,7 @@ from flexc.resolve import resolve
 from tests.codegen.generate import Mod, spec_for
 
 IDS = torch.arange(900, dtype=torch.int32) // 70
+WIDTH = torch.tensor(100)
 
 
 def _documents_or_near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -24,6 +25,14 @@ def _documents_or_near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 def _shifted(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx >= q_idx + 5) & (kv_idx < q_idx + 517)
+
+
+def _as_wide_as_a_tensor(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < IDS.shape[0] // 4)
+
+
+def _as_wide_as_its_number(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < WIDTH)
 
 
 def _spec(mask: Mod | None, head_dim: int = 64, **facts: Any) -> BackwardSpec:
@@ -43,6 +52,8 @@ def _spec(mask: Mod | None, head_dim: int = 64, **facts: Any) -> BackwardSpec:
         (masks.document(IDS), True),
         (masks.document(IDS) & masks.causal, True),
         (_documents_or_near, False),
+        (_as_wide_as_a_tensor, True),
+        (_as_wide_as_its_number, False),  # which would have to be read from memory
     ],
 )
 def test_few_queries_see_a_key(mask: Mod | None, few: bool) -> None:
