@@ -8,6 +8,7 @@ from enum import Enum
 
 from flexc.codegen.blocks import choose_blocks, exact_ranges, turned
 from flexc.codegen.bounds import BY_KEYS, BY_QUERIES, Axes
+from flexc.codegen.reach import few_see_a_key
 from flexc.ir.ranges import Ranges
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.ir.types import Storage
@@ -139,9 +140,7 @@ def backward_spec(
         slots: see `BackwardSpec`.
         deterministic: see `BackwardSpec`.
     """
-    from flexc.codegen.reach import few_see_a_key  # which is about these specs
-
     kv_blocks = choose_blocks(forward.mask, values, given=given, lengths=lengths, wanted=wanted, axes=BY_KEYS)
     of_forward = replace(forward, return_lse=True, bounded=False)  # weights come from the lse in any case
     found = BackwardSpec(of_forward, kv_blocks, has_grad_lse, slots, deterministic)
-    return replace(found, short=few_see_a_key(found, values))
+    return replace(found, short=few_see_a_key(forward.mask, found.ranges(Entry.HOPPER), values))

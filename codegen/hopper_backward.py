@@ -18,22 +18,20 @@ from flexc.codegen.hoisting import Element, Hoisting, of_functions
 from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_constants import OPERANDS, constants_of
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
+from flexc.codegen.hopper_backward_mods import ModCalls, called_mods, helpers_of
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
 from flexc.codegen.hopper_staged import StagedRows, stage_rows
-from flexc.codegen.hopper_words import SIGMOID, depending, gluon, needed, target_of
+from flexc.codegen.hopper_words import depending, gluon, needed, target_of
 from flexc.codegen.module import GeneratedKernel
-from flexc.codegen.preamble import Preamble
 from flexc.codegen.render import render
 from flexc.codegen.scatter import Sum
 from flexc.codegen.scatter_code import scatter_code
 from flexc.ir.build import const
-from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
-from flexc.ir.place import Placement, place
 from flexc.ir.simplify import simplify
 from flexc.ir.spec import Blocks
 from flexc.ir.substitute import substitute
@@ -68,7 +66,7 @@ _HEADS_SIDE_BY_SIDE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Main(Preamble):
+class _Main(ModCalls):
     """Everything that the template of the large kernel reads. Strings are pieces of Python."""
 
     renamed: tuple[str, ...]
@@ -89,13 +87,6 @@ class _Main(Preamble):
     score_reads_rows: bool
     mask_reads_rows: bool
     mods_read_columns: bool
-    score_scaled: bool
-    score_call: str | None
-    score_result: str
-    score_scale: str | None
-    grad_call: str | None
-    mask_call: str | None
-    to_log2: str
     scale_per_head: bool
     scale_of_head: bool
     final_scale: str | None
@@ -195,56 +186,43 @@ def _view(
     score_rows = (*hoisting.row_lines(form.score), *hoisting.row_lines(form.grad))
     score_rows += tuple(line for scatter in form.scatters for line in hoisting.row_lines(scatter.value))
     mask_rows = hoisting.row_lines(form.mask)
-    score = (
-        None if form.score is None else hoisting.element("score_mod", form.score, spec.score or form.score)
-    )
-    grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
-    mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
-    scale = _scale(form, hoisting)
+    mods = called_mods(spec, form, hoisting)
+    scale = mods.scale
     codes = tuple(scatter_code(hoisting, scatter) for scatter in form.scatters)
     scatters = hopper_scatters(
         backward, form, codes, names, [hoisting.fresh(f"{names[c.form.slot]}_sum") for c in codes]
     )
-    readers = [e for e in (score, grad, mask, *(x for c in codes for x in (c.value, c.at))) if e is not None]
+    readers = [*mods.elements, *(x for c in codes for x in (c.value, c.at) if x is not None)]
     staged = stage_rows(
         backward, hoisting, score_rows, mask_rows, [a for reader in readers for a in reader.arguments]
     )
     emitted = [*hoisting.head, *hoisting.column, *score_rows, *mask_rows]
     score_rows, mask_rows = staged.score_lines, staged.mask_lines
     values = [code.value for code, scatter in zip(codes, scatters, strict=True) if not scatter.is_own]
-    elements = [e for e in (score, grad, mask, *values) if e is not None]
-    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
-    emitted += [line for e in elements for line in (*e.function.statements, e.function.result)]
-    if any(SIGMOID in line for line in emitted):
-        helpers |= {"sigmoid"}
-    reads_score = form.grad is not None and Input.SCORE in inputs_of(form.grad)
-    call = None
-    if score is not None and form.score is not None:
-        call = _as_tile(form.score, score.call(score="score" if reads_score else "score * score_scale"))
+    elements = [*mods.elements, *(value for value in values if value is not None)]
     per_head = not is_global(form)
-    needs_scale = "score_scale" in (call or "") or reads_score or form.factor is not None
-    scored = [e for e in (score, grad) if e is not None]
+    scored = [e for e in (mods.score, mods.grad) if e is not None]
     columns = plan.dq_columns
     bases = [[1], [2], *([512 << i] for i in range((columns // 8).bit_length() - 1))]
     reads_rows_score = _reads("q_idx", scored, score_rows)
     distances = by_distance(hoisting.vectors, plan.tiles.block_q, is_by_keys=True)
     has_distances = bool(distances.vectors)
-    reads_rows_mask = mask is not None and _reads("q_idx", [mask], mask_rows)
-    scale_of_head = needs_scale and scale is not None and per_head
+    reads_rows_mask = mods.mask is not None and _reads("q_idx", [mods.mask], mask_rows)
+    scale_of_head = mods.needs_scale and per_head
     head_lines = list(hoisting.head)
     if scale_of_head:
         head_lines.append(f"score_scale = {scale}")
     of_head = depending(("h", *map(target_of, hoisting.head)), hoisting.column)
     uneven = blocks is not Blocks.ALL
     # With a factor on the gradient of the score registers are few already when dP is issued.
-    delta_first = plan.in_turns and not scatters and not spec.dropout and grad is None
+    delta_first = plan.in_turns and not scatters and not spec.dropout and mods.grad is None
     delta_first = delta_first and not plan.wide and not plan.apart
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
         renamed=(*RENAMED, *ADDING),
         starts_early=True,
         constants=constants_of(backward, plan),
-        helpers=tuple(sorted(helpers)),
+        helpers=helpers_of(elements, emitted, hoisting),
         fast_tanh=plan.fast_tanh,
         functions=(
             *(v.function for v in distances.vectors),
@@ -270,14 +248,8 @@ def _view(
         mask_reads_rows=reads_rows_mask,
         mods_read_columns=bool(scatters)
         or _reads("kv_idx", elements, (*score_rows, *mask_rows, *hoisting.column)),
-        score_scaled=reads_score,
-        score_call=call,
-        score_result="modified" if reads_score else "score",
-        score_scale=gluon([scale])[0] if scale is not None and needs_scale else None,
-        grad_call=None if grad is None else grad.call(),
-        mask_call=None if mask is None else mask.call(q_idx="q_here"),
+        **mods.fields(q_idx="q_here"),
         scale_of_head=scale_of_head,
-        to_log2="scale * LOG2E" if form.score is None else "LOG2E",
         scale_per_head=per_head,
         final_scale=None if per_head else gluon([scale or "scale"])[0],
         blocks_from_map=blocks is Blocks.MAP,
@@ -352,21 +324,10 @@ def _walk(blocks: Blocks, bounds: Bounds | None, hoisting: Hoisting) -> dict[str
     }
 
 
-def _scale(form: Form, hoisting: Hoisting) -> str | None:
-    if form.score is None:
-        return None
-    return "scale" if form.factor is None else hoisting.scale(form.factor)
-
-
 def _reads(name: str, elements: Sequence[Element], lines: Sequence[str]) -> bool:
     """Whether what a step computes reads `name`."""
     texts = [*lines, *(argument for e in elements for argument in e.arguments)]
     return any(re.search(rf"\b{name}\b", text) for text in texts)
-
-
-def _as_tile(score: Expr, call: str) -> str:
-    """A score that does not read both row and column, or the score itself, is spread over the tile."""
-    return call if place(score)[score] is Placement.ELEMENT else f"{call} + zero"
 
 
 def _placement(view: _Main) -> tuple[str, ...]:

@@ -24,21 +24,19 @@ from flexc.codegen.bounds import BY_QUERIES, Bounds, range_roots, tile_bounds
 from flexc.codegen.gluon_names import ADDING, RENAMED
 from flexc.codegen.hoisting import Hoisting, of_functions
 from flexc.codegen.hopper_backward_constants import OPERANDS, WALK
+from flexc.codegen.hopper_backward_mods import ModCalls, called_mods, helpers_of
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan
 from flexc.codegen.hopper_distance import function_of
-from flexc.codegen.hopper_words import SIGMOID, gluon, needed
+from flexc.codegen.hopper_words import gluon, needed
 from flexc.codegen.module import GeneratedKernel, source_lines
-from flexc.codegen.preamble import LOG2E, Constant, Preamble
+from flexc.codegen.preamble import LOG2E, Constant
 from flexc.codegen.refusals import off_the_map
 from flexc.codegen.render import render
 from flexc.codegen.target import Target
 from flexc.codegen.tiles import Tiles
 from flexc.errors import NoFeasiblePlan
-from flexc.ir.expr import inputs_of
 from flexc.ir.graph import ModSource
-from flexc.ir.ops import Input
-from flexc.ir.place import Placement, place
 from flexc.ir.spec import Blocks
 
 ROWS = 64
@@ -52,7 +50,7 @@ _NAMES = NAMES_OF_BACKWARD | frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class _Queries(Preamble):
+class _Queries(ModCalls):
     """Everything that the template reads. Strings are pieces of Python."""
 
     renamed: tuple[str, ...]
@@ -63,13 +61,6 @@ class _Queries(Preamble):
     """What is computed once a column, in every step."""
     reads_rows: bool
     reads_columns: bool
-    score_scaled: bool
-    score_call: str | None
-    score_result: str
-    score_scale: str | None
-    grad_call: str | None
-    mask_call: str | None
-    to_log2: str
     final_scale: str
     blocks_from_map: bool
     bounds_comments: tuple[str, ...]
@@ -182,26 +173,9 @@ def _view(
     hoisting = Hoisting(spec, names, form.roots, {a.name for a in arguments} | _NAMES, roots)
     bounds = None if ranges is None else tile_bounds(ranges, hoisting, BY_QUERIES)
     moving = tuple(line for root in form.roots for line in hoisting.column_lines(root))
-    score = (
-        None if form.score is None else hoisting.element("score_mod", form.score, spec.score or form.score)
-    )
-    grad = None if form.grad is None else hoisting.element("score_mod_grad", form.grad, form.grad)
-    mask = None if form.mask is None else hoisting.element("mask_mod", form.mask, spec.mask or form.mask)
-    elements = [e for e in (score, grad, mask) if e is not None]
-    helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
+    mods = called_mods(spec, form, hoisting)
+    elements = mods.elements
     lines = (*hoisting.head, *hoisting.row, *moving)
-    emitted = [*lines, *(x for e in elements for x in (*e.function.statements, e.function.result))]
-    if any(SIGMOID in line for line in emitted):
-        helpers |= {"sigmoid"}
-    reads_score = form.grad is not None and Input.SCORE in inputs_of(form.grad)
-    call = None
-    if score is not None and form.score is not None:
-        text = score.call(score="score" if reads_score else "score * score_scale")
-        call = text if place(form.score)[form.score] is Placement.ELEMENT else f"{text} + zero"
-    scale = None
-    if form.score is not None:
-        scale = "scale" if form.factor is None else hoisting.scale(form.factor)
-    needs_scale = "score_scale" in (call or "") or reads_score or form.factor is not None
     texts = [*lines, *(a for e in elements for a in e.arguments)]
     blocks = backward.blocks(entry)
     order = first_tiles(entry, bounds, across=False)
@@ -212,7 +186,7 @@ def _view(
         header=_header(backward, sources),
         renamed=(*RENAMED, ADDING[-1]),
         constants=_constants(backward, plan),
-        helpers=tuple(sorted(helpers)),
+        helpers=helpers_of(elements, lines, hoisting),
         fast_tanh=plan.fast_tanh,
         functions=tuple(function_of(e.function) for e in elements),
         argument_lines=tuple(textwrap.wrap(", ".join(a.name for a in arguments) + ",", _WIDTH)),
@@ -221,13 +195,7 @@ def _view(
         moving_lines=gluon(moving),
         reads_rows=any(re.search(r"\bq_idx\b", text) for text in texts),
         reads_columns=any(re.search(r"\bkv_idx\b", text) for text in texts),
-        score_scaled=reads_score,
-        score_call=call,
-        score_result="modified" if reads_score else "score",
-        score_scale=gluon([scale])[0] if scale is not None and needs_scale else None,
-        grad_call=None if grad is None else grad.call(),
-        mask_call=None if mask is None else mask.call(),
-        to_log2="scale * LOG2E" if form.score is None else "LOG2E",
+        **mods.fields(),
         final_scale="scale" if form.factor is None else "score_scale",
         blocks_from_map=blocks is Blocks.MAP,
         bounds_comments=() if bounds is None else bounds.comments,

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.ir.expr import Expr, topological
 from flexc.ir.ops import Op
 from flexc.ir.place import Placement, place
+from flexc.ir.ranges import Ranges
 from flexc.ir.reach import reach
-from flexc.ir.spec import Blocks
 from flexc.ir.split import conjuncts
 
 FEW = 512
 """Queries that see a key: on an H200 small tiles gain 19 % for windows of 128, nothing for 1,024."""
 
 
-def few_see_a_key(backward: BackwardSpec, values: Sequence[object]) -> bool:
+def few_see_a_key(mask: Expr | None, ranges: Ranges | None, values: Sequence[object]) -> bool:
     """Whether a key is seen by few queries: those of a window, or of its own document.
 
-    Documents are known by captured numbers of query and key that have to be equal; how long they are is not
-    known. `values` are the captures by slot. It decides which kernels are taken, not what they compute.
+    It decides which kernels are taken, not what they compute.
+
+    Args:
+        mask: of a call, or None.
+        ranges: the queries that see a key, where a kernel computes them; None where it reads a block map.
+            Documents are then known by captured numbers of query and key that have to be equal; how long they
+            are is not known.
+        values: the captures by slot.
     """
-    mask = backward.forward.mask
     if mask is None:
         return False
-    if backward.blocks(Entry.HOPPER) is Blocks.MAP:
+    if ranges is None:
         return _has_documents(mask)
-    ranges = backward.ranges(Entry.HOPPER)
-    found = None if ranges is None else reach(ranges, values)
+    found = reach(ranges, values)
     return found is not None and found <= FEW
 
 

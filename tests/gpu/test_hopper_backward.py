@@ -10,39 +10,16 @@ import pytest
 import torch
 
 import flexc
-from flexc import backends, masks, scores
+from flexc import masks, scores
 from flexc.call import Gradients
 from flexc.launcher import recording
 from flexc.philox import kept
+from tests.gpu.hopper_gradients import MAIN, NAMES, check_hopper_backward, hopper_gradients
 from tests.gpu.inputs import HOPPER_MODS, NEEDS_SM90, random_qkv
 from tests.gradients import Problem, check_gradients, differentiable_slots, problem
 from tests.mods import corpus
 
 pytestmark = NEEDS_SM90
-
-MAIN = "attention_backward"
-NAMES = ("q", "k", "v")
-
-
-def _gradients(given: Problem, names: tuple[str | int, ...]) -> Gradients:
-    out, lse = backends.forward(given.call, "auto")
-    assert lse is not None
-    with recording() as launched:
-        found = backends.backward(
-            given.call, "auto", out, lse, given.grad_out, given.grad_lse, frozenset(names)
-        )
-    assert MAIN in [kernel.entry for kernel in launched]
-    return found
-
-
-def _check(*qkv: torch.Tensor, learned: bool = False, **arguments: Any) -> None:
-    given = problem(*qkv, **arguments)
-    names: tuple[str | int, ...] = ("q", "k", "v")
-    if given.call.sinks is not None:
-        names = (*names, "sinks")
-    if learned:
-        names = (*names, *differentiable_slots(given.call))
-    check_gradients(given, _gradients(given, names), names)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -54,15 +31,15 @@ def test_mods(name: str, dim: int) -> None:
     )
     if case.q_len < 64:
         pytest.skip("few rows are left to the portable kernels")
-    _check(q, k, v, mask_mod=case.mask, score_mod=case.score)
+    check_hopper_backward(q, k, v, mask_mod=case.mask, score_mod=case.score)
 
 
 @pytest.mark.parametrize("dim", [40, 64, 96, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_head_dims(dim: int, dtype: torch.dtype) -> None:
     qkv = random_qkv(700, 777, dim=dim, dtype=dtype)
-    _check(*qkv)
-    _check(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
+    check_hopper_backward(*qkv)
+    check_hopper_backward(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -71,7 +48,7 @@ def test_head_dims(dim: int, dtype: torch.dtype) -> None:
 )
 def test_lengths(q_len: int, kv_len: int, dim: int) -> None:
     for mask in (None, masks.sliding_window(77)):
-        _check(*random_qkv(q_len, kv_len, heads=3, kv_heads=1, dim=dim), mask_mod=mask)
+        check_hopper_backward(*random_qkv(q_len, kv_len, heads=3, kv_heads=1, dim=dim), mask_mod=mask)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -79,8 +56,8 @@ def test_groups_sinks_and_gradients_of_the_lse(dim: int) -> None:
     qkv = random_qkv(1111, 1111, heads=8, dim=dim)
     arguments: dict[str, Any] = {"sinks": torch.randn(8, device="cuda"), "with_lse": True}
     slopes = torch.rand(8, device="cuda")
-    _check(*qkv, mask_mod=masks.causal, score_mod=scores.alibi(slopes), **arguments)
-    _check(*qkv, score_mod=lambda s, b, h, q_idx, kv_idx: s * slopes[h], **arguments)
+    check_hopper_backward(*qkv, mask_mod=masks.causal, score_mod=scores.alibi(slopes), **arguments)
+    check_hopper_backward(*qkv, score_mod=lambda s, b, h, q_idx, kv_idx: s * slopes[h], **arguments)
 
 
 def _learned(kind: str, heads: int, q_len: int, kv_len: int) -> Callable[..., Any]:
@@ -107,7 +84,7 @@ def test_learned(kind: str, dim: int, heads: int, kv_heads: int, q_len: int, kv_
     score = _learned(kind, heads, q_len, kv_len)
     for mask in (None, masks.causal):
         qkv = random_qkv(q_len, kv_len, heads=heads, kv_heads=kv_heads, dim=dim)
-        _check(*qkv, learned=True, mask_mod=mask, score_mod=score)
+        check_hopper_backward(*qkv, learned=True, mask_mod=mask, score_mod=score)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -116,7 +93,9 @@ def test_learned_with_dropout(kind: str, dim: int) -> None:
     score = _learned(kind, 4, 300, 333)
     for mask in (None, masks.causal):
         qkv = random_qkv(300, 333, dim=dim)
-        _check(*qkv, learned=True, mask_mod=mask, score_mod=score, dropout_p=0.3, dropout_seed=3)
+        check_hopper_backward(
+            *qkv, learned=True, mask_mod=mask, score_mod=score, dropout_p=0.3, dropout_seed=3
+        )
 
 
 @pytest.mark.parametrize("kind", ["distance", "key", "slopes"])
@@ -131,7 +110,7 @@ def test_learned_beside_what_is_hidden(kind: str) -> None:
     names: tuple[str | int, ...] = ("q", "k", "v", *differentiable_slots(clean.call))
     k[:, :, 1::2] = v[:, :, 1::2] = q[:, :, ::3] = float("nan")
     given = problem(q, k, v, mask_mod=even, score_mod=score)
-    found = _gradients(Problem(given.call, clean.grad_out, None), names)
+    found = hopper_gradients(Problem(given.call, clean.grad_out, None), names)
     check_gradients(clean, found, names)
 
 
@@ -142,10 +121,10 @@ def test_dropout(dim: int, dtype: torch.dtype) -> None:
     qkv = random_qkv(700, 777, heads=8, dim=dim, dtype=dtype)
     for seed, p in ((3, 0.1), (2**62 + 11, 0.7)):
         arguments: dict[str, Any] = {"dropout_seed": seed, "dropout_p": p}
-        _check(*qkv, **arguments)
-        _check(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0), **arguments)
+        check_hopper_backward(*qkv, **arguments)
+        check_hopper_backward(*qkv, mask_mod=masks.causal, score_mod=scores.softcap(3.0), **arguments)
         sinks = torch.randn(8, device="cuda")
-        _check(*qkv, score_mod=scores.alibi(slopes), sinks=sinks, with_lse=True, **arguments)
+        check_hopper_backward(*qkv, score_mod=scores.alibi(slopes), sinks=sinks, with_lse=True, **arguments)
 
 
 @pytest.mark.parametrize(("dim", "group"), [(64, 1), (128, 1), (128, 4)])
@@ -158,7 +137,7 @@ def test_dropout_drops_the_same_pairs(seed: int, dim: int, group: int) -> None:
     rows = torch.arange(first, min(first + dim, 300), device="cuda")
     grad_out = torch.zeros_like(q)
     grad_out[b, h, rows, rows - first] = 1
-    found = _gradients(Problem(call, grad_out, None), ("q", "v")).v
+    found = hopper_gradients(Problem(call, grad_out, None), ("q", "v")).v
     assert found is not None
     columns = torch.arange(333, device="cuda")
     stream = torch.tensor(b * 4 + h, device="cuda")
@@ -171,7 +150,7 @@ def test_dropout_drops_the_same_pairs(seed: int, dim: int, group: int) -> None:
 @pytest.mark.parametrize("dim", [64, 128])
 def test_dropout_of_everything(dim: int) -> None:
     q, k, v = random_qkv(200, 200, dim=dim)
-    found = _gradients(problem(q, k, v, dropout_p=1.0, mask_mod=masks.causal), ("q", "k", "v"))
+    found = hopper_gradients(problem(q, k, v, dropout_p=1.0, mask_mod=masks.causal), ("q", "k", "v"))
     for gradient in (found.q, found.k, found.v):
         assert gradient is not None
         assert (gradient == 0).all()
@@ -183,7 +162,7 @@ def test_heads_that_see_different_keys() -> None:
     def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= kv_idx) & (q_idx - kv_idx < reach[h])
 
-    _check(*random_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
+    check_hopper_backward(*random_qkv(900, 900, heads=4, kv_heads=1, dim=128), mask_mod=window)
 
 
 def _of_rows(kind: str, q_len: int, kv_len: int) -> dict[str, Any]:
@@ -212,7 +191,7 @@ def _of_rows(kind: str, q_len: int, kv_len: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["long", "heads", "bool", "score", "both"])
 def test_rows_from_memory(kind: str, dim: int, deterministic: bool) -> None:
     for q_len, kv_len in ((700, 643), (330, 900)):
-        _check(
+        check_hopper_backward(
             *random_qkv(q_len, kv_len, dim=dim), deterministic=deterministic, **_of_rows(kind, q_len, kv_len)
         )
 
@@ -227,7 +206,7 @@ def test_one_warpgroup(name: str) -> None:
     heads, kv_heads = case.heads, case.kv_heads
     qkv = random_qkv(max(case.q_len, 64), case.kv_len, batch=case.batch, heads=heads, kv_heads=kv_heads)
     options = {"backward_block_q": 64, "backward_block_kv": 64}
-    _check(*qkv, mask_mod=mask, score_mod=score, options=options)
+    check_hopper_backward(*qkv, mask_mod=mask, score_mod=score, options=options)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal], ids=["plain", "causal"])
@@ -252,10 +231,10 @@ def test_kernels_wait_for_those_before(mask: Any) -> None:
 def test_strides_and_scales() -> None:
     whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
-    _check(q, k, v, mask_mod=masks.causal)
-    _check(q[..., 8:40], k[..., 16:48], v[..., :32])
+    check_hopper_backward(q, k, v, mask_mod=masks.causal)
+    check_hopper_backward(q[..., 8:40], k[..., 16:48], v[..., :32])
     for scale in (0.0, -0.3, 2.0):
-        _check(q, k, v, mask_mod=masks.causal, scale=scale)
+        check_hopper_backward(q, k, v, mask_mod=masks.causal, scale=scale)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -273,7 +252,7 @@ def test_what_no_row_sees_and_rows_without_keys_have_no_effect(poison: float, di
     q[:, :, ::3] = poison
     given = problem(q, k, v, mask_mod=even, dropout_p=p, dropout_seed=5)
     names = ("q", "k", "v")
-    found = _gradients(Problem(given.call, clean.grad_out, None), names)
+    found = hopper_gradients(Problem(given.call, clean.grad_out, None), names)
     check_gradients(clean, found, names)
 
 
@@ -323,7 +302,7 @@ def test_deterministic_gradients_are_right_and_the_same_bits(name: str, dim: int
     qkv = random_qkv(case.q_len, case.kv_len, batch=case.batch, heads=heads, kv_heads=kv_heads, dim=dim)
     mask, score = (None, None) if name == "plain" else (case.mask, case.score)
     given = problem(*qkv, mask_mod=mask, score_mod=score, deterministic=True)
-    found = _gradients(given, NAMES)
+    found = hopper_gradients(given, NAMES)
     check_gradients(given, found, NAMES)
     _check_repeats(given, found)
 
@@ -338,7 +317,7 @@ def test_deterministic_gradients_of_captured_tensors(kind: str, dim: int, p: flo
         facts: dict[str, Any] = {"deterministic": True, "dropout_p": p, "dropout_seed": 5}
         given = problem(*qkv, mask_mod=mask, score_mod=score, **facts)
         names: tuple[str | int, ...] = (*NAMES, *differentiable_slots(given.call))
-        found = _gradients(given, names)
+        found = hopper_gradients(given, names)
         check_gradients(given, found, names)
         _check_repeats(given, found, names)
 
@@ -349,10 +328,10 @@ def test_more_deterministic_programs_than_run_at_a_time(mask: Any, dim: int) -> 
     given = problem(
         *random_qkv(2500, 2600, heads=32, kv_heads=16, dim=dim), mask_mod=mask, deterministic=True
     )
-    found = _gradients(given, NAMES)
+    found = hopper_gradients(given, NAMES)
     _check_repeats(given, found)
     # In another order of additions, in fp32.
-    other = _gradients(replace(given, call=replace(given.call, deterministic=False)), NAMES)
+    other = hopper_gradients(replace(given, call=replace(given.call, deterministic=False)), NAMES)
     for name in NAMES:
         x, y = getattr(found, name), getattr(other, name)
         assert (
@@ -367,7 +346,7 @@ def _check_repeats(given: Problem, found: Gradients, names: tuple[str | int, ...
         with torch.cuda.stream(side):
             for _ in range(4):
                 x = (x @ x).clamp(-1, 1)
-        again = _gradients(given, names)
+        again = hopper_gradients(given, names)
         for name in names:
             one, other = (
                 g.values[name] if isinstance(name, int) else getattr(g, name) for g in (again, found)

@@ -12,6 +12,7 @@ import flexc
 from flexc import build, masks
 from flexc.codegen.blocks import exact_ranges
 from flexc.resolve import resolve
+from tests.gpu.inputs import random_qkv
 from tests.gpu.synchronisation import no_synchronisation
 from tests.mods import Entry, corpus
 from tests.oracle import golden
@@ -52,14 +53,6 @@ NAMES = (
 )  # fmt: skip
 
 
-def _qkv(q_len: int, kv_len: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-    lengths = (q_len, kv_len, kv_len)
-    return [
-        torch.randn(2, heads, n, dim, device="cuda").to(dtype)
-        for n, heads in zip(lengths, (4, 2, 2), strict=True)
-    ]
-
-
 def _both(
     mask: Mask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: int
 ) -> list[tuple[torch.Tensor, ...]]:
@@ -76,7 +69,7 @@ def _both(
 def test_right_numbers_and_the_bits_of_a_map(name: str, lengths: tuple[int, int]) -> None:
     mask = _masks()[name]
     assert exact_ranges(_graph(mask)) is not None
-    q, k, v = _qkv(*lengths, 64)
+    q, k, v = random_qkv(*lengths)
     # For few rows the two have tiles of their own sizes, and so sums in another order, if nothing is said.
     computed, mapped = _both(mask, q, k, v, **({"block_kv": 32} if lengths[0] == 1 else {}))
     golden(q, k, v, mask_mod=mask).check(*computed)
@@ -105,7 +98,7 @@ def test_the_corpus_gives_the_bits_of_maps(entry: Entry) -> None:
 def test_other_lengths_and_contents_need_no_compilation_and_no_synchronisation() -> None:
     ends = torch.full((4096,), 4096, dtype=torch.int32, device="cuda")
     mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
-    inputs = {length: _qkv(length, length, 64) for length in (128, 500, 1000, 4096)}
+    inputs = {length: random_qkv(length, length) for length in (128, 500, 1000, 4096)}
     flexc.attention(*inputs[128], mask_mod=mask, backend="triton")
     before = build.compilations
     with no_synchronisation():
@@ -122,7 +115,7 @@ def test_other_lengths_and_contents_need_no_compilation_and_no_synchronisation()
 def test_a_captured_bound_may_change_between_replays_of_a_graph(backend: str) -> None:
     ends = torch.full((700,), 700, dtype=torch.int32, device="cuda")
     mask = masks.causal & (lambda b, h, q_idx, kv_idx: kv_idx < ends[q_idx])
-    q, k, v = _qkv(700, 700, 64)
+    q, k, v = random_qkv(700, 700)
     flexc.attention(q, k, v, mask_mod=mask, backend=backend)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -140,7 +133,7 @@ def test_a_compiled_kernel_needs_no_block_mask() -> None:
     window = masks.sliding_window(100)
     kernel = flexc.compile(mask_mod=window, head_dim=64, target=target, return_lse=True, backend="triton")
     for lengths in ((1000, 1000), (300, 777)):
-        q, k, v = _qkv(*lengths, 64)
+        q, k, v = random_qkv(*lengths)
         golden(q, k, v, mask_mod=masks.sliding_window(100)).check(*kernel(q, k, v))
     with pytest.raises(flexc.FlexcError, match="takes no block mask"):
         kernel(q, k, v, block_mask=masks.causal.block_mask(1, 1, 300, 777, device="cuda"))
@@ -149,7 +142,7 @@ def test_a_compiled_kernel_needs_no_block_mask() -> None:
 @pytest.mark.parametrize("backend", ["auto", "triton"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_unseen_values_have_no_effect(poison: float, backend: str) -> None:
-    q, k, v = _qkv(2000, 2000, 64)
+    q, k, v = random_qkv(2000, 2000)
     mask = flexc.mask_mod(_masks()["three_ranges"]) & (lambda b, h, q_idx, kv_idx: kv_idx < 1990)
     expected = golden(q, k, v, mask_mod=mask)
     clean = flexc.attention(q, k, v, mask_mod=mask, backend=backend)
