@@ -113,7 +113,7 @@ class _Main(ModCalls):
     delta_last: bool
     gives_early: bool
     """The turn for S and dK passes on before S is complete: random words or a wait come in between."""
-    wide: bool
+    in_parts: bool
     apart: bool
     halves_are_columns: bool
     register_bases: str
@@ -149,7 +149,11 @@ def hopper_backward_module(
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
     template = (
-        "hopper_backward_wide" if plan.wide else "hopper_backward_apart" if plan.apart else "hopper_backward"
+        "hopper_backward_in_parts"
+        if plan.in_parts
+        else "hopper_backward_apart"
+        if plan.apart
+        else "hopper_backward"
     )
     text = render(f"{template}.py.jinja", view)
     return GeneratedKernel(text, entry.value, arguments, plan, _placement(view))
@@ -216,7 +220,7 @@ def _view(
     uneven = blocks is not Blocks.ALL
     # With a factor on the gradient of the score registers are few already when dP is issued.
     delta_first = plan.in_turns and not scatters and not spec.dropout and mods.grad is None
-    delta_first = delta_first and not plan.wide and not plan.apart
+    delta_first = delta_first and not plan.in_parts and not plan.apart
     return _Main(
         header=header(backward, Entry.HOPPER, sources),
         renamed=(*RENAMED, *ADDING),
@@ -265,7 +269,7 @@ def _view(
         delta_first=delta_first,
         delta_last=not spec.dropout and not delta_first,
         gives_early=plan.ordered or spec.dropout,
-        wide=plan.wide,
+        in_parts=plan.in_parts,
         apart=plan.apart,
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),

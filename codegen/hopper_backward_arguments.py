@@ -83,7 +83,7 @@ def _lost(plan: HopperBackwardPlan) -> list[Argument]:
 def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument]:
     """A descriptor's type says its block. Results leave by warpgroup, half a tile at a time."""
     rows, keys, dim = plan.tiles.block_q, plan.tiles.block_kv, plan.padded_dim
-    if plan.wide:
+    if plan.in_parts:
         return _wide_descriptors(spec, plan)
     tensors = (
         ("q_desc", Source.Q_DESCRIPTOR, rows, spec.head_dim),

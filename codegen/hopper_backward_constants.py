@@ -26,7 +26,11 @@ def constants_of(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Cons
         Constant(
             "Q_STAGES", tiles.num_stages, "tiles of queries that shared memory holds; of dO it holds two"
         ),
-        *(_widths(plan) if plan.wide else [Constant("PADDED_DIM", dim, "head dimension, to a power of two")]),
+        *(
+            _widths(plan)
+            if plan.in_parts
+            else [Constant("PADDED_DIM", dim, "head dimension, to a power of two")]
+        ),
         Constant("DQ_COLUMNS", plan.dq_columns, "columns of a warpgroup's part of dQ, which has 64 rows"),
         *_bytes(plan),
         Constant(
@@ -58,7 +62,7 @@ def _widths(plan: HopperBackwardPlan) -> list[Constant]:
 def _bytes(plan: HopperBackwardPlan) -> list[Constant]:
     """What TMA brings at a time."""
     tiles, dim, dim_v = plan.tiles, plan.padded_dim, plan.padded_dim_v
-    if plan.wide:
+    if plan.in_parts:
         return [
             Constant("K_BYTES", tiles.block_kv * dim * 2, "of the keys"),
             Constant("V_BYTES", tiles.block_kv * dim_v * 2, "of the values"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from flexc.codegen.backward_spec import BackwardSpec
 from flexc.ir.spec import AttentionSpec
 
-NARROW, BOTH, IN_PARTS, APART = 64, 128, 192, 256
+NARROW, WIDE, IN_PARTS, APART = 64, 128, 192, 256
 """Padded head dimensions of q and k, by kernel."""
 PART = 64
 """Columns of dQ that are computed at a time with `IN_PARTS`."""
@@ -19,14 +19,14 @@ PART = 64
 def is_apart(backward: BackwardSpec) -> bool:
     """Whether dQ has a kernel of its own: also where its sums are to have one order, and come in parts."""
     spec = backward.forward
-    if spec.head_dim > IN_PARTS or spec.head_dim_v > BOTH:
+    if spec.head_dim > IN_PARTS or spec.head_dim_v > WIDE:
         return True
-    return backward.deterministic and spec.head_dim > BOTH
+    return backward.deterministic and spec.head_dim > WIDE
 
 
 def is_in_parts(backward: BackwardSpec) -> bool:
     """Whether q and k have a second block of columns, and dQ comes in three parts."""
-    return backward.forward.head_dim > BOTH and not is_apart(backward)
+    return backward.forward.head_dim > WIDE and not is_apart(backward)
 
 
 def dims(backward: BackwardSpec) -> tuple[int, int]:
@@ -34,7 +34,7 @@ def dims(backward: BackwardSpec) -> tuple[int, int]:
     if is_apart(backward):
         return APART, APART
     if is_in_parts(backward):
-        return IN_PARTS, BOTH
+        return IN_PARTS, WIDE
     spec = backward.forward
     return _width(spec), _width_v(spec)
 
@@ -45,8 +45,8 @@ def parts_of_dq(backward: BackwardSpec, groups: int) -> int:
 
 
 def _width(spec: AttentionSpec) -> int:
-    return NARROW if spec.head_dim <= NARROW else BOTH
+    return NARROW if spec.head_dim <= NARROW else WIDE
 
 
 def _width_v(spec: AttentionSpec) -> int:
-    return NARROW if spec.head_dim_v <= NARROW else BOTH
+    return NARROW if spec.head_dim_v <= NARROW else WIDE

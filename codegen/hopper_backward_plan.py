@@ -10,10 +10,10 @@ from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
 from flexc.codegen.hopper_backward_dims import (
     APART,
-    BOTH,
     IN_PARTS,
     NARROW,
     PART,
+    WIDE,
     dims,
     is_apart,
     is_in_parts,
@@ -37,8 +37,8 @@ _TRITON = 'pass backend="triton"'
 _ORDERED = ("ordered", "deterministic: a tile of dQ is added to from the last keys to the first")
 
 
-_BOTH = f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"
-_ONE_EACH = f"of {KEYS} keys one warpgroup has dV in registers, the other dK; dQ has a kernel of its own"
+_WHY_BOTH = f"{KEYS} keys a warpgroup, whose dK and dV stay in registers"
+_WHY_ONE_EACH = f"of {KEYS} keys one warpgroup has dV in registers, the other dK; dQ has a kernel of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class HopperBackwardPlan(KernelPlan):
     @property
     def dq_columns(self) -> int:
         """Columns of what a warpgroup computes of dQ: its share of them of 64 rows, or all of 64 of 128."""
-        if self.wide:
+        if self.in_parts:
             return PART
         return self.padded_dim // self.groups if self.halves_are_columns else self.padded_dim
 
@@ -81,14 +81,14 @@ class HopperBackwardPlan(KernelPlan):
         return self.padded_dim == APART
 
     @property
-    def wide(self) -> bool:
+    def in_parts(self) -> bool:
         """Whether q and k have a second block of columns, and dQ comes in three parts."""
         return self.padded_dim == IN_PARTS
 
     @property
     def tail(self) -> int:
         """Columns of that block."""
-        return IN_PARTS - BOTH if self.wide else 0
+        return IN_PARTS - WIDE if self.in_parts else 0
 
     @property
     def halves_are_columns(self) -> bool:
@@ -113,9 +113,9 @@ def unfit(backward: BackwardSpec, target: Target) -> str | None:
 def _unfit_wide(backward: BackwardSpec) -> str | None:
     """The same where a head dimension is above 128."""
     if backward.slots:
-        return f"gradients of captured tensors, and a head dimension is above {BOTH}"
+        return f"gradients of captured tensors, and a head dimension is above {WIDE}"
     if backward.forward.dropout:
-        return f"dropout, and a head dimension is above {BOTH}"
+        return f"dropout, and a head dimension is above {WIDE}"
     return None
 
 
@@ -213,7 +213,7 @@ def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
     """
     if tiles.block_kv == KEYS:
         return False
-    if tiles.block_q != 64 or not backward.slots or dims(backward)[0] >= BOTH:
+    if tiles.block_q != 64 or not backward.slots or dims(backward)[0] >= WIDE:
         return tiles.block_q == 64
     return any(scatter.sum is Sum.HEAD for scatter in backward_form(backward, scatters=True).scatters)
 
@@ -235,7 +235,7 @@ def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:
 def _misfit_of_both(backward: BackwardSpec, tiles: Tiles) -> str | None:
     """What is wrong with tiles where a warpgroup has both dK and dV."""
     if tiles.block_kv == KEYS and tiles.block_q == 64 and tiles.num_warps == 4:
-        if dims(backward)[0] >= BOTH:
+        if dims(backward)[0] >= WIDE:
             return "one warpgroup has no registers for dQ of wide heads"
         if backward.deterministic or backward.slots or backward.forward.dropout:
             return "one warpgroup computes no gradients in order or of captured tensors, and drops nothing"
@@ -245,7 +245,7 @@ def _misfit_of_both(backward: BackwardSpec, tiles: Tiles) -> str | None:
         return "128 queries and gradients of captured tensors do not fit the registers"
     if is_in_parts(backward) and tiles.num_stages != 2:
         return "two tiles of queries of wide heads fit shared memory"
-    if tiles.block_q == 128 and dims(backward)[0] >= BOTH:
+    if tiles.block_q == 128 and dims(backward)[0] >= WIDE:
         return "128 queries of wide heads do not fit the registers"
     if not 2 <= tiles.num_stages <= 4:
         return "tiles of queries are loaded two to four steps ahead"
@@ -293,7 +293,7 @@ def _plan(
         reasons=(
             ("design", "made for this target: one warp loads by TMA, two warpgroups compute with wgmma"),
             ("block_q", with_history(_preferred(spec), skip)),
-            ("block_kv", _ONE_EACH if is_apart(backward) else _BOTH),
+            ("block_kv", _WHY_ONE_EACH if is_apart(backward) else _WHY_BOTH),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             *_schedule(backward, in_turns, late),
             *([_ORDERED] if backward.deterministic and not is_apart(backward) else []),

@@ -219,7 +219,7 @@ def test_wide_heads(head_dim: int, head_dim_v: int, deterministic: bool, apart: 
     parts = backward_parts(backward, "sm90", (), hopper=True)
     assert [entry for _, entry in parts] == [Entry.ROWS, Entry.HOPPER, of_queries, Entry.KV, Entry.Q]
     plan = make_hopper_backward_plan(backward, TARGETS["sm90"])
-    assert (plan.apart, plan.wide) == (apart, not apart)
+    assert (plan.apart, plan.in_parts) == (apart, not apart)
     assert (plan.padded_dim, plan.padded_dim_v) == ((256, 256) if apart else (192, 128))
     assert not plan.ordered
     assert plan.shared <= TARGETS["sm90"].shared_memory
