@@ -325,7 +325,7 @@ def _view(
         own_lines=own_lines,
         order=_FIRST_ROWS_FIRST[0] if first_rows else _LAST_ROWS_FIRST[0],
         q_start=_FIRST_ROWS_FIRST[1] if first_rows else _LAST_ROWS_FIRST[1],
-        masked=keys.masked,
+        masked=None if mask is None else keys.masked,
         masked_in_load=keys.masked_in_load,
         sinks=spec.has_sinks,
         lse=spec.return_lse,

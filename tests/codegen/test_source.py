@@ -16,8 +16,9 @@ from flexc import masks, scores
 from flexc.codegen.design import Design
 from flexc.codegen.module import GeneratedKernel
 from flexc.compiler import import_file
+from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
-from tests.codegen.generate import generate, generate_backward
+from tests.codegen.generate import Mod, generate, generate_backward, names_in
 from tests.mods import corpus
 
 
@@ -154,3 +155,15 @@ def test_quotes_and_backslashes_in_a_mod_do_not_end_the_header() -> None:
         return q_idx >= kv_idx + len(note) * 0
 
     assert "A docstring with a backslash" in generate(mask).source
+
+
+@pytest.mark.parametrize("score", [None, scores.softcap(20.0)], ids=["plain", "capped"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_lists_of_blocks_need_no_mask(head_dim: int, score: Mod | None) -> None:
+    """Lists may say which pairs attend all by themselves: no kernel has a mask to apply then."""
+    facts: dict[str, Any] = {"blocks": Blocks.MAP, "head_dim": head_dim}
+    for design in Design:
+        assert "mask_mod" not in names_in(generate(None, score, design=design, **facts).source)
+    for deterministic in (False, True):
+        parts = generate_backward(None, score, hopper=True, deterministic=deterministic, **facts)
+        assert not any("mask_mod" in names_in(part) for part in parts)
