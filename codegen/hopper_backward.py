@@ -23,6 +23,7 @@ from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_gradients import HopperScatter, hopper_scatters
+from flexc.codegen.hopper_masks import Side, by_ends, mask_near, told_sides
 from flexc.codegen.hopper_staged import StagedRows, stage_rows
 from flexc.codegen.hopper_words import depending, gluon, needed, target_of
 from flexc.codegen.module import GeneratedKernel
@@ -86,6 +87,10 @@ class _Main(ModCalls):
     mask_row_lines: tuple[str, ...]
     score_reads_rows: bool
     mask_reads_rows: bool
+    mask_near: str | None
+    """The mask's call with its comparisons counted from a thread's first row, where that may be."""
+    mask_sides: tuple[Side, ...]
+    """The mask as comparisons with the ends of a key's rows: which one decides, the loading warp tells."""
     mods_read_columns: bool
     scale_per_head: bool
     scale_of_head: bool
@@ -102,7 +107,6 @@ class _Main(ModCalls):
     stretches: int
     stretch_lines: tuple[str, ...]
     masked_tile: str
-    masked: str
     order: str
     together: str
     groups: int
@@ -145,6 +149,8 @@ def hopper_backward_module(
     form = _linear(backward_form(backward, scatters=bool(backward.slots) and entry is Entry.HOPPER))
     if entry is Entry.FINISH:
         return finish_module(backward, plan, form)
+    if form.mask is not None:
+        form = replace(form, mask=by_ends(form.mask, backward.ranges(entry), BY_KEYS))
     names = capture_names(backward.forward.captures, NAMES_OF_BACKWARD)
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
@@ -211,7 +217,11 @@ def _view(
     reads_rows_score = _reads("q_idx", scored, score_rows)
     distances = by_distance(hoisting.vectors, plan.tiles.block_q, is_by_keys=True)
     has_distances = bool(distances.vectors)
-    reads_rows_mask = mods.mask is not None and _reads("q_idx", [mods.mask], mask_rows)
+    near = None
+    if mods.mask is not None and form.mask is not None:
+        near = mask_near(form.mask, mods.mask, hoisting, BY_KEYS)
+    compared = [] if mods.mask is None or near is not None else [mods.mask]
+    reads_rows_mask = _reads("q_idx", compared, mask_rows)
     scale_of_head = mods.needs_scale and per_head
     head_lines = list(hoisting.head)
     if scale_of_head:
@@ -250,6 +260,10 @@ def _view(
         mask_row_lines=tuple(re.sub(r"\bq_idx\b", "q_here", line) for line in mask_rows),
         score_reads_rows=reads_rows_score,
         mask_reads_rows=reads_rows_mask,
+        mask_near=near,
+        mask_sides=()
+        if form.mask is None or bounds is None
+        else told_sides(form.mask, bounds.masked, hoisting),
         mods_read_columns=bool(scatters)
         or _reads("kv_idx", elements, (*score_rows, *mask_rows, *hoisting.column)),
         **mods.fields(q_idx="q_here"),
@@ -259,9 +273,6 @@ def _view(
         blocks_from_map=blocks is Blocks.MAP,
         tells_masked=blocks is not Blocks.ALL,
         **_walk(blocks, bounds, hoisting),
-        masked="((start & 1) != 0) | (keys_left < BLOCK_KV)"
-        if blocks is not Blocks.ALL
-        else "keys_left < BLOCK_KV",
         **_places(uneven=uneven, ordered=plan.ordered),
         groups=plan.groups,
         in_turns=plan.in_turns,

@@ -11,7 +11,7 @@ NAMES_OF_BACKWARD = RESERVED | frozenset({
     "OPERAND", "L2_ROWS", "sigmoid", "place_of", "take_turn", "give_turn", "score_gradient",
     "query_gradient", "complete", "less_delta", "early", "late", "of_pairs", "stage", "load_tiles",
     "accumulate", "attention_backward", "batch", "never", "keep",
-    "less", "nought", "k_here", "k_rows", "v_rows",
+    "less", "nought", "rows", "q_on", "q_from", "k_here", "k_rows", "v_rows",
     "lost", "lost_ptr", "heads", "together", "first", "size", "rest", "which", "x", "order", "numbers",
     "table", "starts", "row_numbers", "row", "count", "counted", "plain", "start", "step", "steps", "slot",
     "after", "half", "ahead", "wanted", "some", "t", "i", "one_layout", "score_layout", "acc_layout",

@@ -3,12 +3,17 @@
 A thread holds columns at fixed distances from its first one, `first_column`. Both sides of a comparison count
 from there (`kv_from`): the keys (`kv_on`) are then the same numbers in all threads, which the machine
 code holds: a comparison is one instruction.
+
+A kernel that keeps keys and walks the queries has the same with queries and keys exchanged: `first_row`,
+`q_from` and `q_on`. What is said here of keys and rows is then true of the transposed mask.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from flexc.codegen.blocks import turned
+from flexc.codegen.bounds import BY_KEYS, BY_QUERIES, Axes
 from flexc.codegen.hoisting import Element, Hoisting
 from flexc.codegen.nearness import compared_rows, is_index
 from flexc.ir.build import binary, compare, const, input_, logic
@@ -34,13 +39,13 @@ class Side:
     at_end: bool
 
 
-def by_ends(mask: Expr, ranges: Ranges | None) -> Expr:
+def by_ends(mask: Expr, ranges: Ranges | None, axes: Axes = BY_QUERIES) -> Expr:
     """A mask of one range as comparisons of the key with the range's ends; another as it is.
 
     `ranges` are the exact ones of the mask. Example: `kv_idx <= q_idx or kv_idx < n` is
     `kv_idx < max(q_idx + 1, n)`: one comparison a pair, and one that `mask_sides` can tell when to make.
     """
-    if ranges is None or len(ranges.ranges) != 1 or _sides(mask):
+    if ranges is None or len(ranges.ranges) != 1 or _sides(turned(mask, axes)):
         return mask
     (found,) = ranges.ranges
     first, end = simplify(found.first), simplify(found.end)
@@ -53,7 +58,7 @@ def by_ends(mask: Expr, ranges: Ranges | None) -> Expr:
         terms.append(compare(Op.LT, _KV, _clipped(end)))
     if not terms:
         return mask
-    return terms[0] if len(terms) == 1 else logic(Op.AND, *terms)
+    return turned(terms[0] if len(terms) == 1 else logic(Op.AND, *terms), axes)
 
 
 def _clipped(end: Expr) -> Expr:
@@ -63,23 +68,41 @@ def _clipped(end: Expr) -> Expr:
     return simplify(binary(Op.MIN, binary(Op.MAX, end, const(0)), _KV_LEN))
 
 
-def mask_near(allowed: Expr, mask: Element, hoisting: Hoisting) -> str | None:
-    """The call of a mask with comparisons counted from `kv_from`, if they are all that it does with keys."""
-    rows = compared_rows(allowed)
+def mask_near(
+    allowed: Expr, mask: Element, hoisting: Hoisting, axes: Axes = BY_QUERIES, **rest: str
+) -> str | None:
+    """The call of a mask with comparisons counted from `kv_from`, if they are all that it does with keys.
+
+    `rest` are other names of what else it reads.
+    """
+    rows = compared_rows(turned(allowed, axes))
     if rows is None:
         return None
-    return mask.call(kv_idx="kv_on", **dict(_near(row, hoisting) for row in rows))
+    near = dict(_near(row, hoisting, axes) for row in rows)
+    return mask.call(**{f"{axes.walked}_idx": f"{axes.walked}_on"}, **near, **rest)
 
 
-def mask_sides(allowed: Expr, masked: str | None, hoisting: Hoisting) -> tuple[Side, ...]:
+def mask_sides(
+    allowed: Expr, masked: str | None, hoisting: Hoisting, axes: Axes = BY_QUERIES
+) -> tuple[Side, ...]:
     """A mask of one range as comparisons: a key is not past the range's end, and not before its first.
 
     Tiles of keys before `full_end` have no end of a row in them, those from `full_first` on no first key.
     `masked` is the condition of the whole mask. Empty for another mask.
     """
-    sides = tuple(_side(term, hoisting) for term in _sides(allowed))
+    sides = tuple(_side(term, hoisting, axes) for term in _sides(turned(allowed, axes)))
     known = all(masked is not None and side.masked in masked for side in sides)
     return sides if known and len({side.at_end for side in sides}) == len(sides) else ()
+
+
+def told_sides(allowed: Expr, masked: str, hoisting: Hoisting) -> tuple[Side, ...]:
+    """`mask_sides` of a kernel that keeps keys: of each, how its loading warp says that it decides anything.
+
+    It adds 1 to the start of a tile of queries where the first side does, and 2 where the other does.
+    """
+    sides = mask_sides(allowed, masked, hoisting, BY_KEYS)
+    both = len(sides) == 2
+    return tuple(replace(s, masked=f"(start & {2 if both and s.at_end else 1}) != 0") for s in sides)
 
 
 def _sides(allowed: Expr) -> tuple[Expr, ...]:
@@ -92,14 +115,16 @@ def _sides(allowed: Expr) -> tuple[Expr, ...]:
     return terms
 
 
-def _side(term: Expr, hoisting: Hoisting) -> Side:
-    sign = _SIGNS[term.op]
+def _side(term: Expr, hoisting: Hoisting, axes: Axes) -> Side:
+    sign, on, start = _SIGNS[term.op], f"{axes.walked}_on", f"{axes.walked}_start"
     if term.args[0] is _KV:
-        return Side(f"kv_on {sign} {_near(term.args[1], hoisting)[1]}", "kv_start >= full_end", at_end=True)
-    return Side(f"{_near(term.args[0], hoisting)[1]} {sign} kv_on", "kv_start < full_first", at_end=False)
+        near = _near(term.args[1], hoisting, axes)[1]
+        return Side(f"{on} {sign} {near}", f"{start} >= full_end", at_end=True)
+    near = _near(term.args[0], hoisting, axes)[1]
+    return Side(f"{near} {sign} {on}", f"{start} < full_first", at_end=False)
 
 
-def _near(row: Expr, hoisting: Hoisting) -> tuple[str, str]:
+def _near(row: Expr, hoisting: Hoisting, axes: Axes) -> tuple[str, str]:
     """The name of what a key is compared with, and the same counted from `kv_from`."""
-    name = "q_idx" if row.op is Op.INPUT else hoisting.bound[row]
-    return name, f"{name} - kv_from"
+    name = f"{axes.kept}_idx" if row.op is Op.INPUT else hoisting.bound[turned(row, axes)]
+    return name, f"{name} - {axes.walked}_from"

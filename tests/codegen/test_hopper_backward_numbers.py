@@ -95,6 +95,9 @@ def _array(x: torch.Tensor) -> Any:
 
 
 CASES = [
+    (masks.causal, Shape(1, 2, 1, 400, 500, 64), 2),
+    (masks.sliding_window(530) & masks.causal, Shape(1, 1, 1, 800, 750, 64), 2),
+    (masks.causal, Shape(1, 1, 1, 100, 300, 64), 2),
     (masks.document(IDS) & masks.causal, Shape(1, 2, 1, 640, 640, 64), 1),
     (_documents_of_batch, Shape(2, 2, 2, 601, 601, 64), 1),
     (masks.document(IDS), Shape(1, 2, 1, 500, 600, 64), 1),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import flexc
+from flexc import masks
 from flexc.artifact import Artifact
 from flexc.build_backward import backward_kernel_for
 from flexc.choice import backward_parts
@@ -34,7 +35,12 @@ LEAN = ("plain", "causal", "window", "alibi_causal")
 def _compile(
     name: str, head_dim: int, *, learned: bool = False, deterministic: bool = False, **facts: Any
 ) -> Artifact:
-    mask, score = MODS[name]
+    return _compile_mods(*MODS[name], head_dim, learned=learned, deterministic=deterministic, **facts)
+
+
+def _compile_mods(
+    mask: Any, score: Any, head_dim: int, *, learned: bool = False, deterministic: bool = False, **facts: Any
+) -> Artifact:
     values = resolve(score, mask)[1]
     spec = spec_for(mask, score, head_dim=head_dim, return_lse=True, **facts)
     slots = tuple(n for n, c in enumerate(spec.captures) if learned and c.is_tensor and c.dtype.is_float)
@@ -54,6 +60,19 @@ def test_machine_code(name: str, head_dim: int) -> None:
     most = 0 if name in LEAN and head_dim == 128 else 16
     spills = 400 if name in LOADING else 700 if name in HEAVY else most
     _check(_compile(name, head_dim), spills)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "sides"), [("causal", 64, 1), ("causal", 128, 1), ("far_window", 64, 2)]
+)
+def test_a_mask_takes_two_instructions_a_pair(name: str, head_dim: int, sides: int) -> None:
+    """A comparison with a number that the code holds, and a selection."""
+    mask = masks.sliding_window(1000) & masks.causal if name == "far_window" else masks.causal
+    sass = disassemble(_compile_mods(mask, None, head_dim).cubin)
+    pairs = 64 * (128 if head_dim == 64 else 64) // 128
+    # In the first step and in the loop of two warpgroups; and where keys hang over the end.
+    assert sass.count("FSEL") == 4 * pairs * (sides + 1)
+    assert sass.count(" ISETP") < 4 * pairs * sides + 150
 
 
 @pytest.mark.parametrize("head_dim", [40, 64])

@@ -309,7 +309,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -347,7 +347,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -375,7 +375,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -412,6 +412,11 @@ def accumulate_values(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+    # A thread has rows at fixed distances from its first one, from which the mask counts.
+    rows = gl.arange(0, BLOCK_Q, layout=row_layout)
+    first_row = rows & 6
+    q_on = (rows - first_row)[None, :]
+
     to_log2 = LOG2E
     step = 0
     mbarrier.wait(k_ready.index(0), 0)
@@ -424,7 +429,7 @@ def accumulate_values(
     mbarrier.wait(counted.index(0), 0)
     steps = told(count, 0, one_layout)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
     head = told(heads, step, one_layout)
     h = head
     head_value = 1.0 / c
@@ -433,7 +438,7 @@ def accumulate_values(
     for step in range(steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
-        q_start = start & -2
+        q_start = start & -4
         head = told(heads, step, one_layout)
         if head != h:
             h = head
@@ -442,11 +447,12 @@ def accumulate_values(
         shift = shift_smem.index(slot).load(row_layout)
         score = score * score_scale
         modified = score_mod(score, c)
-        if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+        if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-            q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-            allowed = in_columns & mask_mod(q_here, kv_idx)
-            modified = gl.where(allowed, modified, float("-inf"))
+            modified = gl.where(in_columns, modified, float("-inf"))
+        if (start & 1) != 0:
+            q_from = (q_start + first_row)[None, :]
+            modified = gl.where(kv_idx - q_from <= q_on, modified, float("-inf"))
         p = gl.exp2(modified * to_log2 - shift[None, :])
         weight = p.to(OPERAND)
         # The gradient of the modified score times this is that of the score; where there is no weight there is none.

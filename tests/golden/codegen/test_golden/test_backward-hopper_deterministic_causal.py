@@ -352,7 +352,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -390,7 +390,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -420,7 +420,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -590,13 +590,18 @@ def accumulate(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+    # A thread has rows at fixed distances from its first one, from which the mask counts.
+    rows = gl.arange(0, BLOCK_Q, layout=row_layout)
+    first_row = rows & 6
+    q_on = (rows - first_row)[None, :]
+
     to_log2 = scale * LOG2E
     # The first step has little to overlap with.
     step = 0
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
 
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     shift = shift_smem.index(0).load(row_layout)
@@ -605,11 +610,12 @@ def accumulate(
     less = zero - delta_smem.index(0).load(row_layout)[None, :]
     dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), less, is_async=True)
     score = warpgroup_mma_wait(1, deps=[score])
-    if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+    if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-        q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-        allowed = in_columns & mask_mod(q_here, kv_idx)
-        score = gl.where(allowed, score, float("-inf"))
+        score = gl.where(in_columns, score, float("-inf"))
+    if (start & 1) != 0:
+        q_from = (q_start + first_row)[None, :]
+        score = gl.where(kv_idx - q_from <= q_on, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
     weight = p.to(OPERAND)
     share = weight
@@ -650,13 +656,14 @@ def accumulate(
         k_here = k_smem.index(nought)
         k_rows = k_here.slice(first_key, KEYS, 0)
         v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
-        q_start = start & -2
+        q_start = start & -4
 
-        if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+        if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-            q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-            allowed = in_columns & mask_mod(q_here, kv_idx)
-            score = gl.where(allowed, score, float("-inf"))
+            score = gl.where(in_columns, score, float("-inf"))
+        if (start & 1) != 0:
+            q_from = (q_start + first_row)[None, :]
+            score = gl.where(kv_idx - q_from <= q_on, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
         weight = p.to(OPERAND)
         share = weight

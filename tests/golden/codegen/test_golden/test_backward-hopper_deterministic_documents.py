@@ -394,7 +394,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -452,7 +452,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -513,7 +513,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -715,6 +715,7 @@ def accumulate(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+
     to_log2 = scale * LOG2E
     doc_ids_kv = gl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
     # The first step has little to overlap with.
@@ -722,23 +723,25 @@ def accumulate(
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
 
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     shift = shift_smem.index(0).load(row_layout)
-    score = warpgroup_mma_wait(0, deps=[score])
-    if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+    mbarrier.wait(v_ready.index(0), 0)
+    mbarrier.wait(dout_ready.index(0), 0)
+    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(1, deps=[score])
+    if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+        score = gl.where(in_columns, score, float("-inf"))
+    if (start & 1) != 0:
         doc_ids_q = doc_ids_q_smem.index(0).load(row_layout)[None, :]
-        allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
+        allowed = mask_mod(doc_ids_q, doc_ids_kv)
         score = gl.where(allowed, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
     weight = p.to(OPERAND)
     share = weight
 
-    mbarrier.wait(v_ready.index(0), 0)
-    mbarrier.wait(dout_ready.index(0), 0)
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma_wait(0, deps=[dp])
     dv = warpgroup_mma(
         gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True
@@ -769,16 +772,18 @@ def accumulate(
     for step in range(1, steps):
         slot = step % Q_STAGES
         after = (step + 1) % Q_STAGES
-        q_start = start & -2
+        q_start = start & -4
 
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.wait(done.index((step - 1) % 2), (step - 1) // 2 & 1)
         dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem.index(0), dq_zero, which)
         shift = shift_smem.index(slot).load(row_layout)
-        if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+        if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+            score = gl.where(in_columns, score, float("-inf"))
+        if (start & 1) != 0:
             doc_ids_q = doc_ids_q_smem.index(slot).load(row_layout)[None, :]
-            allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
+            allowed = mask_mod(doc_ids_q, doc_ids_kv)
             score = gl.where(allowed, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
         weight = p.to(OPERAND)

@@ -490,7 +490,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -531,7 +531,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -563,7 +563,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -606,13 +606,14 @@ def accumulate(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+
     to_log2 = LOG2E
     # The first step has little to overlap with.
     step = 0
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
     head = told(heads, step, one_layout)
     h = head
 
@@ -694,7 +695,7 @@ def accumulate(
         k_here = k_smem.index(nought)
         k_rows = k_here.slice(first_key, KEYS, 0)
         v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
-        q_start = start & -2
+        q_start = start & -4
         head = told(heads, step, one_layout)
         if head != h:
 

@@ -495,7 +495,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -536,7 +536,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -568,7 +568,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -611,6 +611,11 @@ def accumulate(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+    # A thread has rows at fixed distances from its first one, from which the mask counts.
+    rows = gl.arange(0, BLOCK_Q, layout=row_layout)
+    first_row = rows & 6
+    q_on = (rows - first_row)[None, :]
+
     to_log2 = LOG2E
     kv_f32 = kv_idx.to(gl.float32)
     # The first step has little to overlap with.
@@ -618,7 +623,7 @@ def accumulate(
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
     head = told(heads, step, one_layout)
     h = head
     slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
@@ -634,11 +639,12 @@ def accumulate(
     q_idx = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
     q_f32 = q_idx.to(gl.float32)
     score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-    if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+    if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-        q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-        allowed = in_columns & mask_mod(q_here, kv_idx)
-        score = gl.where(allowed, score, float("-inf"))
+        score = gl.where(in_columns, score, float("-inf"))
+    if (start & 1) != 0:
+        q_from = (q_start + first_row)[None, :]
+        score = gl.where(kv_idx - q_from <= q_on, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
     row = told(row_numbers, 0, one_layout)
     add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)
@@ -686,7 +692,7 @@ def accumulate(
         k_here = k_smem.index(nought)
         k_rows = k_here.slice(first_key, KEYS, 0)
         v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
-        q_start = start & -2
+        q_start = start & -4
         head = told(heads, step, one_layout)
         if head != h:
             element, inside = slopes_at(h, slopes_size_0)
@@ -699,11 +705,12 @@ def accumulate(
         q_idx = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
         q_f32 = q_idx.to(gl.float32)
         score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-        if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+        if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-            q_here = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
-            allowed = in_columns & mask_mod(q_here, kv_idx)
-            score = gl.where(allowed, score, float("-inf"))
+            score = gl.where(in_columns, score, float("-inf"))
+        if (start & 1) != 0:
+            q_from = (q_start + first_row)[None, :]
+            score = gl.where(kv_idx - q_from <= q_on, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
         row = told(row_numbers, step, one_layout)
         add_rows(gl.where(p == 0.0, 0.0, slopes_grad(p, q_f32, kv_f32)), weights_0_ptr + row, never)

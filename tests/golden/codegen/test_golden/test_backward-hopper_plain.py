@@ -313,7 +313,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -352,7 +352,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -383,7 +383,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -422,6 +422,7 @@ def accumulate(
     keys_left = kv_len - kv_start
     k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
     v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
+
     to_log2 = scale * LOG2E
     # The first step has little to overlap with.
     step = 0
@@ -430,7 +431,10 @@ def accumulate(
 
     score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     shift = shift_smem.index(0).load(row_layout)
-    score = warpgroup_mma_wait(0, deps=[score])
+    mbarrier.wait(v_ready.index(0), 0)
+    mbarrier.wait(dout_ready.index(0), 0)
+    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(1, deps=[score])
     if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
         score = gl.where(in_columns, score, float("-inf"))
@@ -438,9 +442,6 @@ def accumulate(
     weight = p.to(OPERAND)
     share = weight
 
-    mbarrier.wait(v_ready.index(0), 0)
-    mbarrier.wait(dout_ready.index(0), 0)
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma_wait(0, deps=[dp])
     dv = warpgroup_mma(
         gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True

@@ -400,7 +400,7 @@ def load_tiles(
     half = (0) % 2
     mbarrier.expect(dout_ready.index(half), Q_BYTES)
     tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -2, 0],
+        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
         dout_ready.index(half), dout_smem.index(half),
     )  # fmt: skip
 
@@ -456,7 +456,7 @@ def load_tiles(
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
-                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -2, 0],
+                dout_desc, [b, told(heads, t, one_layout), told(starts, t, one_layout) & -4, 0],
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
@@ -515,7 +515,7 @@ def load_tiles(
         half = (t + 2) % 2
         mbarrier.expect(dout_ready.index(half), Q_BYTES)
         tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -2, 0],
+            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
             dout_ready.index(half), dout_smem.index(half),
         )  # fmt: skip
 
@@ -559,6 +559,7 @@ def accumulate(
     # Columns past the end repeat the last one, so that no index is out of range.
     columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
     kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+
     to_log2 = LOG2E
     kv_f32 = kv_idx.to(gl.float32)
     doc_ids_kv = gl.load(doc_ids_ptr + kv_idx, mask=kv_idx < doc_ids_size_0, other=0)
@@ -567,7 +568,7 @@ def accumulate(
     mbarrier.wait(k_ready.index(0), 0)
     mbarrier.wait(q_ready.index(0), 0)
     start = told(starts, step, one_layout)
-    q_start = start & -2
+    q_start = start & -4
     head = told(heads, step, one_layout)
     h = head
     slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
@@ -583,10 +584,12 @@ def accumulate(
     q_idx = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
     q_f32 = q_idx.to(gl.float32)
     score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-    if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+    if keys_left < BLOCK_KV:
         in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+        score = gl.where(in_columns, score, float("-inf"))
+    if (start & 1) != 0:
         doc_ids_q = doc_ids_q_smem.index(0).load(row_layout)[None, :]
-        allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
+        allowed = mask_mod(doc_ids_q, doc_ids_kv)
         score = gl.where(allowed, score, float("-inf"))
     p = gl.exp2(score * to_log2 - shift[None, :])
     weight = p.to(OPERAND)
@@ -628,7 +631,7 @@ def accumulate(
         k_here = k_smem.index(nought)
         k_rows = k_here.slice(first_key, KEYS, 0)
         v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
-        q_start = start & -2
+        q_start = start & -4
         head = told(heads, step, one_layout)
         if head != h:
             h = head
@@ -637,10 +640,12 @@ def accumulate(
         q_idx = gl.minimum(q_start + table.load(row_layout), q_len - 1)[None, :]
         q_f32 = q_idx.to(gl.float32)
         score = score_mod(score * score_scale, slopes_h, q_f32, kv_f32)
-        if ((start & 1) != 0) | (keys_left < BLOCK_KV):
+        if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+            score = gl.where(in_columns, score, float("-inf"))
+        if (start & 1) != 0:
             doc_ids_q = doc_ids_q_smem.index(slot).load(row_layout)[None, :]
-            allowed = in_columns & mask_mod(doc_ids_q, doc_ids_kv)
+            allowed = mask_mod(doc_ids_q, doc_ids_kv)
             score = gl.where(allowed, score, float("-inf"))
         p = gl.exp2(score * to_log2 - shift[None, :])
         weight = p.to(OPERAND)
