@@ -78,7 +78,7 @@ def _pairs(backward: BackwardSpec) -> tuple[Argument, ...]:
     return (
         *_operands(spec),
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
-        *_PAIRS,
+        *PAIRS_ARGUMENTS,
         *stride_arguments(_OPERANDS, divisible=spec.aligned),
         Argument("batch", "i32", Source.BATCH),
         *SHAPE_ARGUMENTS[:-1],
@@ -87,7 +87,7 @@ def _pairs(backward: BackwardSpec) -> tuple[Argument, ...]:
 
 def _inputs(backward: BackwardSpec) -> list[Argument]:
     return [
-        *(_PAIRS if backward.pairs else _operands(backward.forward)),
+        *(PAIRS_ARGUMENTS if backward.pairs else _operands(backward.forward)),
         Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
         Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
         *([Argument("lost_ptr", "*i32", Source.LOST)] if backward.repairs else []),
@@ -103,7 +103,7 @@ def _kv(backward: BackwardSpec, entry: Entry, names: tuple[str, ...]) -> tuple[A
         _tensor(spec, "dv_ptr", spec.v_storage, Source.GRAD_V),
         Argument("dk_parts_ptr", "*fp32", Source.GRAD_K_PARTS, divisible=spec.aligned),
         Argument("dv_parts_ptr", "*fp32", Source.GRAD_V_PARTS, divisible=spec.aligned),
-        *capture_arguments(spec, names, _roots(backward, entry)),
+        *capture_arguments(spec, names, mod_roots(backward, entry)),
         *capture_gradients(backward, names),
         *_block_map(backward, entry),
         *stride_arguments((*_strided_inputs(backward), "dk", "dv"), divisible=spec.aligned),
@@ -120,7 +120,7 @@ def _q(backward: BackwardSpec, names: tuple[str, ...]) -> tuple[Argument, ...]:
         *_inputs(backward),
         _tensor(spec, "dq_ptr", spec.q_storage, Source.GRAD_Q),
         *([_DLSE] if backward.finds_delta and backward.has_grad_lse else []),
-        *capture_arguments(spec, names, _roots(backward, Entry.Q)),
+        *capture_arguments(spec, names, mod_roots(backward, Entry.Q)),
         *_block_map(backward, Entry.Q),
         *stride_arguments((*_strided_inputs(backward), "dq"), divisible=spec.aligned),
         *SHAPE_ARGUMENTS,
@@ -153,7 +153,7 @@ def _strided_inputs(backward: BackwardSpec) -> tuple[str, ...]:
 
 
 _OPERANDS = ("q", "k", "v", "dout")
-_PAIRS = (
+PAIRS_ARGUMENTS = (
     Argument("q_pairs_ptr", "*fp16", Source.Q_PAIRS, divisible=True),
     Argument("k_pairs_ptr", "*fp16", Source.K_PAIRS, divisible=True),
     Argument("v_pairs_ptr", "*fp16", Source.V_PAIRS, divisible=True),
@@ -221,7 +221,7 @@ def _placed_sums(backward: BackwardSpec) -> list[Argument]:
     ]
 
 
-def _roots(backward: BackwardSpec, entry: Entry) -> list[Expr]:
+def mod_roots(backward: BackwardSpec, entry: Entry) -> list[Expr]:
     """The graphs that a kernel computes: the mods, and its loop bounds."""
     spec, ranges = backward.forward, backward.ranges(entry)
     bounds = [] if ranges is None else range_roots(ranges, entry.axes)

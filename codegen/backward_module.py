@@ -224,7 +224,8 @@ def _view(
     adds_diagonals = any(s.sum is Sum.DIAGONAL for s in form.scatters)
     per_head = entry.axes.by_keys and not form.factor_is_global
     pad, pad_v = plan.padded_dim != spec.head_dim, plan.padded_dim_v != spec.head_dim_v
-    across = backward.pairs and backward.blocks(entry) is not Blocks.ALL
+    # Those that repair are fewer than tiles are.
+    across = backward.pairs and not backward.repairs and backward.blocks(entry) is not Blocks.ALL
     return _Backward(
         header=header(backward, entry, plan, sources),
         constants=(

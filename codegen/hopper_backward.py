@@ -17,6 +17,7 @@ from flexc.codegen.gluon_names import ADDING, RENAMED
 from flexc.codegen.hoisting import Element, Hoisting, of_functions
 from flexc.codegen.hopper_backward_arguments import main_arguments
 from flexc.codegen.hopper_backward_constants import OPERANDS, constants_of
+from flexc.codegen.hopper_backward_dims import APART, IN_PARTS
 from flexc.codegen.hopper_backward_finish import finish_module, header, is_global
 from flexc.codegen.hopper_backward_mods import ModCalls, called_mods, helpers_of
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
@@ -40,6 +41,8 @@ from flexc.ir.types import Storage
 
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
+_OF_DIM = {IN_PARTS: "_in_parts", APART: "_apart"}
+"""Templates of wide heads."""
 _PAIR = {Storage.BF16: "bf16x2", Storage.FP16: "f16x2"}
 # Two 16-bit numbers of register $1 as fp32.
 _UNPACK = {
@@ -119,6 +122,7 @@ class _Main(ModCalls):
     """The turn for S and dK passes on before S is complete: random words or a wait come in between."""
     in_parts: bool
     apart: bool
+    pairs: bool
     halves_are_columns: bool
     register_bases: str
     unpack: tuple[str, ...]
@@ -154,13 +158,7 @@ def hopper_backward_module(
     names = capture_names(backward.forward.captures, NAMES_OF_BACKWARD)
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
-    template = (
-        "hopper_backward_in_parts"
-        if plan.in_parts
-        else "hopper_backward_apart"
-        if plan.apart
-        else "hopper_backward"
-    )
+    template = "hopper_backward" + ("_pairs" if plan.pairs else _OF_DIM.get(plan.padded_dim, ""))
     text = render(f"{template}.py.jinja", view)
     return GeneratedKernel(text, entry.value, arguments, plan, _placement(view))
 
@@ -282,9 +280,10 @@ def _view(
         gives_early=plan.ordered or spec.dropout,
         in_parts=plan.in_parts,
         apart=plan.apart,
+        pairs=plan.pairs,
         halves_are_columns=plan.halves_are_columns,
         register_bases=str(bases),
-        unpack=_UNPACK[spec.q_storage],
+        unpack=_UNPACK.get(spec.q_storage, ()),
         by_distance=distances,
         scatters=scatters,
         scatters_read_rows=_reads("q_idx", values, ()),
@@ -293,7 +292,7 @@ def _view(
         adds_heads=any(s.sum == Sum.HEAD.value for s in scatters),
         adds_exactly=any(s.exactly for s in scatters),
         operand=OPERANDS[spec.q_storage],
-        operand_pair=_PAIR[spec.q_storage],
+        operand_pair=_PAIR.get(spec.q_storage, ""),
         rescue_nan=plan.rescue_nan,
         ordered=plan.ordered,
         dropout=spec.dropout,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flexc.codegen.arguments import (
     MAP_ARGUMENTS,
     ROW_MAP_ARGUMENTS,
@@ -13,7 +15,7 @@ from flexc.codegen.arguments import (
     dropout_arguments,
     stride_arguments,
 )
-from flexc.codegen.backward_arguments import capture_gradients, row_sums
+from flexc.codegen.backward_arguments import PAIRS_ARGUMENTS, capture_gradients, mod_roots, row_sums
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import BY_KEYS, range_roots
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
@@ -25,6 +27,8 @@ def main_arguments(
     backward: BackwardSpec, plan: HopperBackwardPlan, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
     """Those of the large kernel. It does not read what its descriptors are made from."""
+    if plan.pairs:
+        return _arguments_of_pairs(backward, plan, names)
     spec = backward.forward
     ranges = backward.ranges(Entry.HOPPER)
     by_map = backward.blocks(Entry.HOPPER) is Blocks.MAP
@@ -56,6 +60,57 @@ def main_arguments(
         *dropout_arguments(spec),
         *_descriptors(spec, plan),
     )
+
+
+def _arguments_of_pairs(
+    backward: BackwardSpec, plan: HopperBackwardPlan, names: tuple[str, ...]
+) -> tuple[Argument, ...]:
+    """Those of the large kernel where operands are pairs of fp16 numbers. Results are written in place."""
+    spec, rows, keys = backward.forward, plan.tiles.block_q, plan.tiles.block_kv
+    return (
+        *PAIRS_ARGUMENTS,
+        Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+        Argument("dk_ptr", "*fp32", Source.GRAD_K, divisible=spec.aligned),
+        Argument("dv_ptr", "*fp32", Source.GRAD_V, divisible=spec.aligned),
+        *_lost(plan),
+        *capture_arguments(spec, names, mod_roots(backward, Entry.HOPPER)),
+        *(MAP_ARGUMENTS if backward.blocks(Entry.HOPPER) is Blocks.MAP else ()),
+        *stride_arguments(("dk", "dv"), divisible=spec.aligned),
+        *SHAPE_ARGUMENTS,
+        Argument("batch", "i32", Source.BATCH),
+        Argument("never", "i32", Source.NEVER),
+        *pairs_descriptors(plan, (("q", rows), ("k", keys), ("v", keys), ("dout", rows))),
+        *(row_descriptor(*which, rows) for which in _OF_QUERIES),
+    )
+
+
+def pairs_descriptors(plan: HopperBackwardPlan, tensors: Sequence[tuple[str, int]]) -> list[Argument]:
+    """Those of pairs: the rows of all heads one after another, of which so many are copied."""
+    width = 2 * plan.padded_dim
+    return [
+        Argument(f"{name}_desc", descriptor_type("fp16", (n, width)), _DESCRIPTORS[name], dimension=width)
+        for name, n in tensors
+    ]
+
+
+def row_descriptor(name: str, source: Source, count: int) -> Argument:
+    """That of a number a row."""
+    return Argument(f"{name}_desc", descriptor_type("fp32", (count,)), source)
+
+
+_DESCRIPTORS = {
+    "q": Source.Q_PAIRS_DESCRIPTOR,
+    "k": Source.K_PAIRS_DESCRIPTOR,
+    "v": Source.V_PAIRS_DESCRIPTOR,
+    "dout": Source.GRAD_OUT_PAIRS_DESCRIPTOR,
+}
+_OF_QUERIES = (
+    ("shift", Source.SHIFT_DESCRIPTOR),
+    ("delta", Source.DELTA_DESCRIPTOR),
+    ("q_unit", Source.Q_UNIT_DESCRIPTOR),
+    ("dout_unit", Source.GRAD_OUT_UNIT_DESCRIPTOR),
+)
 
 
 def finish_arguments(

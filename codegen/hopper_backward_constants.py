@@ -8,8 +8,8 @@ from flexc.codegen.preamble import LOG2E, Constant
 from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
 
-OPERANDS = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16"}
-"""Element types of the operands of products."""
+OPERANDS = {Storage.BF16: "gl.bfloat16", Storage.FP16: "gl.float16", Storage.FP32: "gl.float16"}
+"""Element types of the operands of products; fp32 is multiplied as pairs."""
 WALK = 8
 """Steps whose tiles shared memory tells."""
 _RESIDENT = 128
@@ -33,6 +33,7 @@ def constants_of(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Cons
         ),
         Constant("DQ_COLUMNS", plan.dq_columns, "columns of a warpgroup's part of dQ, which has 64 rows"),
         *_bytes(plan),
+        *(existing_columns(backward) if plan.pairs else ()),
         Constant(
             "ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta, shift and the sums are padded to"
         ),
@@ -69,7 +70,17 @@ def _bytes(plan: HopperBackwardPlan) -> list[Constant]:
             Constant("Q_BYTES", tiles.block_q * dim * 2, "of a tile of queries"),
             Constant("DOUT_BYTES", tiles.block_q * dim_v * 2, "of a tile of dO"),
         ]
+    size = 4 if plan.pairs else 2
     return [
-        Constant("KV_BYTES", tiles.block_kv * dim * 2, "of the keys, and of the values"),
-        Constant("Q_BYTES", tiles.block_q * dim * 2, "of a tile of queries, and of dO"),
+        Constant("KV_BYTES", tiles.block_kv * dim * size, "of the keys, and of the values"),
+        Constant("Q_BYTES", tiles.block_q * dim * size, "of a tile of queries, and of dO"),
+    ]
+
+
+def existing_columns(backward: BackwardSpec) -> list[Constant]:
+    """Columns of results that there are."""
+    spec = backward.forward
+    return [
+        Constant("HEAD_DIM", spec.head_dim, "of which these exist"),
+        Constant("HEAD_DIM_V", spec.head_dim_v, "and these of v"),
     ]

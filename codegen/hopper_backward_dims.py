@@ -2,13 +2,14 @@
 
 dK and dV of 64 keys stay in registers. Up to 128 dimensions a warpgroup has both, and room for two tiles of
 scores. With 192 of q and k and 128 of v there is room for one. Above, each warpgroup has one of dK and dV,
-and dQ has a kernel of its own.
+and dQ has a kernel of its own. So it is in fp32, whose rows are pairs of fp16 numbers: twice 128 columns.
 """
 
 from __future__ import annotations
 
 from flexc.codegen.backward_spec import BackwardSpec
 from flexc.ir.spec import AttentionSpec
+from flexc.ir.types import Storage
 
 NARROW, WIDE, IN_PARTS, APART = 64, 128, 192, 256
 """Padded head dimensions of q and k, by kernel."""
@@ -16,9 +17,16 @@ PART = 64
 """Columns of dQ that are computed at a time with `IN_PARTS`."""
 
 
+def is_of_pairs(backward: BackwardSpec) -> bool:
+    """Whether operands are pairs of fp16 numbers, which fp32 is multiplied as."""
+    return backward.forward.q_storage is Storage.FP32
+
+
 def is_apart(backward: BackwardSpec) -> bool:
     """Whether dQ has a kernel of its own: also where its sums are to have one order, and come in parts."""
     spec = backward.forward
+    if is_of_pairs(backward):
+        return True
     if spec.head_dim > IN_PARTS or spec.head_dim_v > WIDE:
         return True
     return backward.deterministic and spec.head_dim > WIDE
@@ -31,6 +39,8 @@ def is_in_parts(backward: BackwardSpec) -> bool:
 
 def dims(backward: BackwardSpec) -> tuple[int, int]:
     """Head dimensions of q and v as the kernel handles them: whole 128-byte swizzles."""
+    if is_of_pairs(backward):
+        return WIDE, WIDE
     if is_apart(backward):
         return APART, APART
     if is_in_parts(backward):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flexc.codegen.backward_form import backward_form
+from flexc.codegen.backward_schedule import FUSED_OPTION
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.codegen.bounds import range_roots
 from flexc.codegen.hopper_backward_dims import (
@@ -17,16 +18,25 @@ from flexc.codegen.hopper_backward_dims import (
     dims,
     is_apart,
     is_in_parts,
+    is_of_pairs,
 )
 from flexc.codegen.hopper_gradients import why_no_gradients
 from flexc.codegen.hopper_plan import unfit as unfit_forward
 from flexc.codegen.hopper_staged import staged_bytes, staged_nodes
 from flexc.codegen.monotone import trend
-from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, tile_option
+from flexc.codegen.plan import (
+    NOTHING,
+    WHY_PAIRS,
+    KernelPlan,
+    check_options,
+    choose_tanh,
+    holds_pairs,
+    tile_option,
+)
 from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
 from flexc.codegen.scatter import Sum
 from flexc.codegen.target import Target
-from flexc.codegen.tiles import Tiles
+from flexc.codegen.tiles import PAIRS, Tiles, power_of_two_at_least
 from flexc.errors import NoFeasiblePlan
 from flexc.ir.spec import AttentionSpec, Blocks
 
@@ -78,7 +88,12 @@ class HopperBackwardPlan(KernelPlan):
     @property
     def apart(self) -> bool:
         """Whether each warpgroup has one of dK and dV, and another kernel computes dQ."""
-        return self.padded_dim == APART
+        return self.padded_dim == APART or self.pairs
+
+    @property
+    def pairs(self) -> bool:
+        """Whether operands are pairs of fp16 numbers, side by side in a row of twice the columns."""
+        return self.precision == PAIRS
 
     @property
     def in_parts(self) -> bool:
@@ -99,6 +114,8 @@ class HopperBackwardPlan(KernelPlan):
 def unfit(backward: BackwardSpec, target: Target) -> str | None:
     """Why the Hopper kernel can't compute `backward` on `target`; None if it can."""
     spec = backward.forward
+    if is_of_pairs(backward):
+        return _unfit_pairs(backward, target)
     why = unfit_forward(spec, target)
     if why is not None:
         return why
@@ -110,13 +127,38 @@ def unfit(backward: BackwardSpec, target: Target) -> str | None:
     return why_no_gradients(backward)
 
 
+def _unfit_pairs(backward: BackwardSpec, target: Target) -> str | None:
+    """The same in fp32."""
+    spec = backward.forward
+    widths = {power_of_two_at_least(spec.head_dim), power_of_two_at_least(spec.head_dim_v)}
+    if not holds_pairs(spec, target, None) or target.name != "sm90":
+        return "q is fp32, which only pairs of fp16 numbers on sm90 are for"
+    if {spec.k_storage, spec.v_storage} != {spec.q_storage}:
+        return "q, k and v differ in element type"
+    if widths != {WIDE}:
+        return f"q is fp32, and the kernels for it have tiles of {WIDE} head dimensions"
+    return _unfit_wide(backward)
+
+
 def _unfit_wide(backward: BackwardSpec) -> str | None:
     """The same where a head dimension is above 128."""
     if backward.slots:
-        return f"gradients of captured tensors, and a head dimension is above {WIDE}"
+        return f"gradients of captured tensors, and {_needs(backward)}"
     if backward.forward.dropout:
-        return f"dropout, and a head dimension is above {WIDE}"
+        return f"dropout, and {_needs(backward)}"
     return None
+
+
+def _other_sums(options: Mapping[str, object]) -> str | None:
+    """Which option asks for sums that the kernels for pairs do not compute."""
+    if options.get("precision") not in (None, PAIRS):
+        return f"precision={options['precision']!r} was asked for"
+    return f"{FUSED_OPTION} was given" if FUSED_OPTION in options else None
+
+
+def _needs(backward: BackwardSpec) -> str:
+    """What takes the registers that would serve that too."""
+    return "q is fp32" if is_of_pairs(backward) else f"a head dimension is above {WIDE}"
 
 
 def suited(backward: BackwardSpec) -> BackwardSpec:
@@ -150,7 +192,7 @@ def make_hopper_backward_plan(
     """
     options = options or {}
     check_options(options)
-    why = unfit(backward, target)
+    why = unfit(backward, target) or (_other_sums(options) if is_of_pairs(backward) else None)
     if why is not None:
         raise NoFeasiblePlan(f"the Hopper kernel can't serve the {backward.describe()}: {why}", hint=_TRITON)
     wanted = {
@@ -255,8 +297,9 @@ def _misfit_of_both(backward: BackwardSpec, tiles: Tiles) -> str | None:
 def shared_memory(backward: BackwardSpec, tiles: Tiles) -> int:
     """About the bytes of shared memory that a block needs."""
     dim, dim_v = dims(backward)
-    keys = tiles.block_kv * (dim + dim_v) * 2
-    rings = (tiles.num_stages * dim + 2 * dim_v) * tiles.block_q * 2 + tiles.num_stages * tiles.block_q * 8
+    size = 4 if is_of_pairs(backward) else 2
+    keys = tiles.block_kv * (dim + dim_v) * size
+    rings = (tiles.num_stages * dim + 2 * dim_v) * tiles.block_q * size + tiles.num_stages * tiles.block_q * 8
     rings += staged_bytes(backward, tiles.num_stages * tiles.block_q)
     ds = 2 * tiles.block_kv * tiles.block_q * 2
     dq = 0 if is_apart(backward) else tiles.block_q * (2 * PART if is_in_parts(backward) else dim) * 4
@@ -281,7 +324,7 @@ def _plan(
         tiles=tiles,
         padded_dim=dims(backward)[0],
         padded_dim_v=dims(backward)[1],
-        precision="ieee",
+        precision=PAIRS if is_of_pairs(backward) else "ieee",
         fast_tanh=tanh,
         blocks=backward.blocks(Entry.HOPPER).value,
         rescue_nan=rescue,
@@ -295,6 +338,7 @@ def _plan(
             ("block_q", with_history(_preferred(spec), skip)),
             ("block_kv", _WHY_ONE_EACH if is_apart(backward) else _WHY_BOTH),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
+            *([("precision", WHY_PAIRS)] if is_of_pairs(backward) else []),
             *_schedule(backward, in_turns, late),
             *([_ORDERED] if backward.deterministic and not is_apart(backward) else []),
             ("fast_tanh", why_tanh),

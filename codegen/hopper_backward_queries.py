@@ -17,13 +17,15 @@ from flexc.codegen.arguments import (
     descriptor_type,
     stride_arguments,
 )
+from flexc.codegen.backward_arguments import PAIRS_ARGUMENTS, mod_roots
 from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_order import first_tiles
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
 from flexc.codegen.bounds import BY_QUERIES, Bounds, range_roots, tile_bounds
 from flexc.codegen.gluon_names import ADDING, RENAMED
 from flexc.codegen.hoisting import Hoisting, of_functions
-from flexc.codegen.hopper_backward_constants import OPERANDS, WALK
+from flexc.codegen.hopper_backward_arguments import pairs_descriptors, row_descriptor
+from flexc.codegen.hopper_backward_constants import OPERANDS, WALK, existing_columns
 from flexc.codegen.hopper_backward_mods import ModCalls, called_mods, helpers_of
 from flexc.codegen.hopper_backward_names import NAMES_OF_BACKWARD
 from flexc.codegen.hopper_backward_plan import HopperBackwardPlan, make_hopper_backward_plan
@@ -73,6 +75,9 @@ class _Queries(ModCalls):
     order: str
     operand: str
     rescue_nan: bool
+    pairs: bool
+    across_heads: bool
+    """Whether tiles of all heads with as much to visit are neighbours. Else those of a head are."""
 
 
 def suited_queries(backward: BackwardSpec) -> BackwardSpec:
@@ -101,8 +106,13 @@ def make_queries_plan(backward: BackwardSpec, target: Target) -> HopperBackwardP
         raise NoFeasiblePlan(
             f"no Hopper tiles fit the {backward.describe()}: {cut}", hint='pass backend="triton"'
         )
-    needed = (2 * tiles.block_q + 3 * tiles.block_kv) * plan.padded_dim * 2 + 1024
-    kept = [(name, why) for name, why in plan.reasons if name in ("design", "fast_tanh", "rescue_nan")]
+    width = plan.padded_dim * (4 if plan.pairs else 2)
+    needed = (2 * tiles.block_q + 3 * tiles.block_kv) * width + 1024
+    kept = [
+        (name, why)
+        for name, why in plan.reasons
+        if name in ("design", "precision", "fast_tanh", "rescue_nan")
+    ]
     reasons = (
         *kept,
         ("block_q", f"{ROWS} queries a warpgroup, whose dQ stays in registers"),
@@ -120,7 +130,7 @@ def queries_module(
     view = _view(backward, plan, sources, names, arguments)
     levels = {"head": view.head_lines, "row": view.row_lines, "step": view.moving_lines}
     placement = tuple(f"once a {level}: {line}" for level, lines in levels.items() for line in lines)
-    text = render("hopper_backward_queries.py.jinja", view)
+    text = render(f"hopper_backward_{'pairs_' if plan.pairs else ''}queries.py.jinja", view)
     entry = Entry.HOPPER_Q.value
     return GeneratedKernel(text, entry, arguments, plan, (*placement, *of_functions(view.functions, ())))
 
@@ -128,6 +138,8 @@ def queries_module(
 def _arguments(
     backward: BackwardSpec, plan: HopperBackwardPlan, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
+    if plan.pairs:
+        return _arguments_of_pairs(backward, plan, names)
     spec, ranges = backward.forward, backward.ranges(Entry.HOPPER_Q)
     by_map = backward.blocks(Entry.HOPPER_Q) is Blocks.MAP
     roots = [root for root in (spec.score, spec.mask) if root is not None]
@@ -159,6 +171,28 @@ def _arguments(
     )
 
 
+def _arguments_of_pairs(
+    backward: BackwardSpec, plan: HopperBackwardPlan, names: tuple[str, ...]
+) -> tuple[Argument, ...]:
+    spec, keys = backward.forward, plan.tiles.block_kv
+    return (
+        *PAIRS_ARGUMENTS,
+        Argument("delta_ptr", "*fp32", Source.DELTA, divisible=True),
+        Argument("shift_ptr", "*fp32", Source.SHIFT, divisible=True),
+        Argument("dq_ptr", "*fp32", Source.GRAD_Q, divisible=spec.aligned),
+        *([Argument("lost_ptr", "*i32", Source.LOST)] if plan.rescue_nan else []),
+        *capture_arguments(spec, names, mod_roots(backward, Entry.HOPPER_Q)),
+        *(MAP_ARGUMENTS if backward.blocks(Entry.HOPPER_Q) is Blocks.MAP else ()),
+        *stride_arguments(("dq",), divisible=spec.aligned),
+        *SHAPE_ARGUMENTS,
+        Argument("batch", "i32", Source.BATCH),
+        Argument("never", "i32", Source.NEVER),
+        *pairs_descriptors(plan, (("q", ROWS), ("k", keys), ("v", keys), ("dout", ROWS))),
+        row_descriptor("k_unit", Source.K_UNIT_DESCRIPTOR, keys),
+        row_descriptor("v_unit", Source.V_UNIT_DESCRIPTOR, keys),
+    )
+
+
 def _view(
     backward: BackwardSpec,
     plan: HopperBackwardPlan,
@@ -178,7 +212,8 @@ def _view(
     lines = (*hoisting.head, *hoisting.row, *moving)
     texts = [*lines, *(a for e in elements for a in e.arguments)]
     blocks = backward.blocks(entry)
-    order = first_tiles(entry, bounds, across=False)
+    across = plan.pairs and blocks is not Blocks.ALL
+    order = first_tiles(entry, bounds, across=across)
     masked = None if bounds is None else bounds.masked
     if blocks is Blocks.MAP:
         masked = "(kv_start < full_first) | (kv_start >= full_end)"
@@ -207,6 +242,8 @@ def _view(
         order=order["order"],
         operand=OPERANDS[spec.q_storage],
         rescue_nan=plan.rescue_nan,
+        pairs=plan.pairs,
+        across_heads=across,
     )
 
 
@@ -218,7 +255,7 @@ def _bounds_lines(bounds: Bounds | None, hoisting: Hoisting) -> tuple[str, ...]:
 
 
 def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Constant, ...]:
-    tiles, dim = plan.tiles, plan.padded_dim
+    tiles, dim, size = plan.tiles, plan.padded_dim, 4 if plan.pairs else 2
     return (
         Constant("BLOCK_Q", tiles.block_q, "queries of a program"),
         Constant("ROWS", ROWS, "queries of each of its two warpgroups"),
@@ -227,9 +264,10 @@ def _constants(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Consta
             "STAGES", tiles.num_stages, "tiles of keys that shared memory holds; of values it holds one"
         ),
         Constant("PADDED_DIM", dim, "head dimension, to a power of two"),
-        Constant("Q_BYTES", 2 * tiles.block_q * dim * 2, "of the queries and dO of a program"),
-        Constant("K_BYTES", tiles.block_kv * dim * 2, "of a tile of keys"),
-        Constant("V_BYTES", tiles.block_kv * dim * 2, "of a tile of values"),
+        *(existing_columns(backward)[:1] if plan.pairs else ()),
+        Constant("Q_BYTES", 2 * tiles.block_q * dim * size, "of the queries and dO of a program"),
+        Constant("K_BYTES", tiles.block_kv * dim * size, "of a tile of keys"),
+        Constant("V_BYTES", tiles.block_kv * dim * size, "of a tile of values"),
         Constant("ROWS_PADDED_TO", ROWS_PADDED_TO, "rows of a head of delta and shift are padded to"),
         Constant("WALK", WALK, "steps whose keys shared memory tells"),
         Constant("OPERAND", OPERANDS[backward.forward.q_storage], "element type of all but the sums"),

@@ -176,9 +176,8 @@ def backward_parts(
     """
     from flexc.codegen.backward_form import has_places
     from flexc.codegen.backward_schedule import schedule
-    from flexc.codegen.hopper_backward_dims import is_apart
+    from flexc.codegen.hopper_backward_dims import is_apart, is_of_pairs
     from flexc.codegen.hopper_backward_plan import suited
-    from flexc.codegen.hopper_backward_queries import suited_queries
     from flexc.codegen.target import target_named
 
     if not hopper:
@@ -186,14 +185,9 @@ def backward_parts(
         portable = replace(backward, short=False)
         pairs = replace(portable, pairs=found.pairs)
         return tuple((portable if entry is Entry.ROWS else pairs, entry) for entry in found.entries)
-    made = suited(backward)
     if is_apart(backward):
-        keys = ((replace(backward, clears_sums=True, short=False), Entry.ROWS), (made, Entry.HOPPER))
-        queries = ((suited_queries(replace(backward, short=False)), Entry.HOPPER_Q),) if wants_q else ()
-        if backward.forward.mask is None:
-            return (*keys, *queries)
-        repairs = replace(backward, repairs=True, short=False)
-        return (*keys, *queries, (repairs, Entry.KV), *(((repairs, Entry.Q),) if wants_q else ()))
+        return _apart(replace(backward, pairs=is_of_pairs(backward)), wants_q=wants_q)
+    made = suited(backward)
     placed = ((replace(backward, short=False), Entry.CAPTURED),) if has_places(backward) else ()
     parts = (
         (replace(backward, clears_sums=True, short=False), Entry.ROWS),
@@ -206,6 +200,25 @@ def backward_parts(
     repairs = replace(backward, repairs=True, short=False)
     order = (Entry.Q, Entry.KV) if backward.finds_delta else (Entry.KV, Entry.Q)
     return (*parts, *((repairs, entry) for entry in order), *placed)
+
+
+def _apart(backward: BackwardSpec, *, wants_q: bool) -> tuple[tuple[BackwardSpec, Entry], ...]:
+    """The kernels on Hopper where dQ has one of its own."""
+    from flexc.codegen.hopper_backward_plan import suited
+    from flexc.codegen.hopper_backward_queries import suited_queries
+
+    whole = replace(backward, short=False)
+    found = [(replace(whole, clears_sums=True, pairs=False), Entry.ROWS)]
+    if backward.pairs:
+        found.append((whole, Entry.PAIRS))
+    found.append((suited(backward), Entry.HOPPER))
+    if wants_q:
+        found.append((suited_queries(whole), Entry.HOPPER_Q))
+    if backward.forward.mask is not None:
+        repairs = replace(whole, repairs=True)
+        found.append((repairs, Entry.KV))
+        found += [(repairs, Entry.Q)] if wants_q else []
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)

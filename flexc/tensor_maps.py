@@ -40,11 +40,19 @@ _TENSORS = {
     Source.GRAD_K_DESCRIPTOR: (Source.GRAD_K, Source.GRAD_K_STRIDE, Source.KV_LEN),
     Source.GRAD_V_DESCRIPTOR: (Source.GRAD_V, Source.GRAD_V_STRIDE, Source.KV_LEN),
 }
-# What a backward knows of every row, contiguous and padded: numbers, or rows of sums in lines of 32.
+# What a backward knows of every row, contiguous and padded: numbers, pairs, or rows of sums in lines of 32.
 _ROWS = {
-    Source.DELTA_DESCRIPTOR: Source.DELTA,
-    Source.SHIFT_DESCRIPTOR: Source.SHIFT,
-    Source.GRAD_Q_SUM_DESCRIPTOR: Source.GRAD_Q_SUM,
+    Source.DELTA_DESCRIPTOR: (Source.DELTA, Source.Q_LEN),
+    Source.SHIFT_DESCRIPTOR: (Source.SHIFT, Source.Q_LEN),
+    Source.GRAD_Q_SUM_DESCRIPTOR: (Source.GRAD_Q_SUM, Source.Q_LEN),
+    Source.Q_PAIRS_DESCRIPTOR: (Source.Q_PAIRS, Source.Q_LEN),
+    Source.K_PAIRS_DESCRIPTOR: (Source.K_PAIRS, Source.KV_LEN),
+    Source.V_PAIRS_DESCRIPTOR: (Source.V_PAIRS, Source.KV_LEN),
+    Source.GRAD_OUT_PAIRS_DESCRIPTOR: (Source.GRAD_OUT_PAIRS, Source.Q_LEN),
+    Source.Q_UNIT_DESCRIPTOR: (Source.Q_UNIT, Source.Q_LEN),
+    Source.K_UNIT_DESCRIPTOR: (Source.K_UNIT, Source.KV_LEN),
+    Source.V_UNIT_DESCRIPTOR: (Source.V_UNIT, Source.KV_LEN),
+    Source.GRAD_OUT_UNIT_DESCRIPTOR: (Source.GRAD_OUT_UNIT, Source.Q_LEN),
 }
 _LINE = 32
 
@@ -63,8 +71,10 @@ class TensorMaps:
         self._maps = []
         for argument in filter(is_descriptor, arguments):
             if argument.source in _ROWS:
-                facts = (at[_ROWS[argument.source], 0], *counts[:2], at[Source.Q_LEN, 0])
-                self._maps.append(_Map(argument, facts, _encode_rows))
+                pointer, length = _ROWS[argument.source]
+                facts = (at[pointer, 0], at[length, 0], *counts)
+                encode = _encode_rows if length is Source.Q_LEN else _encode_rows_of_keys
+                self._maps.append(_Map(argument, facts, encode))
                 continue
             pointer, stride, length = _TENSORS[argument.source]
             facts = (at[pointer, 0], *(at[stride, d] for d in range(RANK - 1)), at[length, 0], *counts)
@@ -160,14 +170,25 @@ def _encode_tensor(
 
 
 def _encode_rows(argument: Argument, address: int, facts: Sequence[int]) -> ctypes.Array[ctypes.c_char]:
-    """The descriptor of a number a row of all heads, or of its sums in lines: `dimension` numbers a row."""
-    batch, heads, length = facts
+    """The descriptor of a number a row of all heads; of pairs, or sums in lines: `dimension` a row."""
+    length, batch, heads, _ = facts
     rows = batch * heads * (-(-length // ROWS_PADDED_TO) * ROWS_PADDED_TO)
     element, block, swizzle = block_of(argument)
     if len(block) == 1:
         return _described(element, address, (rows,), (), block, swizzle)
+    if element == "fp16":
+        box, steps = (swizzle // _ITEM, block[0]), (_ITEM * argument.dimension,)
+        return _described(element, address, (argument.dimension, rows), steps, box, swizzle)
     lengths = (_LINE, rows * argument.dimension // _LINE)
     return _described(element, address, lengths, (4 * _LINE,), block[::-1], swizzle)
+
+
+def _encode_rows_of_keys(
+    argument: Argument, address: int, facts: Sequence[int]
+) -> ctypes.Array[ctypes.c_char]:
+    """The same of the rows of all heads of keys."""
+    length, batch, heads, group = facts
+    return _encode_rows(argument, address, (length, batch, heads // group, 1))
 
 
 def _described(

@@ -25,12 +25,12 @@ _LINE = 32
 
 
 class Rows:
-    """Numbers of all rows, of which `count` are copied at a time."""
+    """Numbers of all rows, of which those of `count` rows are copied at a time: `width` a row."""
 
     layout = None
 
-    def __init__(self, numbers: Array, count: int) -> None:
-        self.numbers, self.count = numbers.reshape(-1), count
+    def __init__(self, numbers: Array, count: int, width: int = 1) -> None:
+        self.numbers, self.count = numbers.reshape((-1,) if width == 1 else (-1, width)), count
 
 
 class Sums:
@@ -83,7 +83,7 @@ def _load(usual: Callable[..., None], descriptor: Any, at: list[Any], barrier: B
 
     def land() -> None:
         into.data[...] = numbers
-        barrier.add(0, -4 * descriptor.count)
+        barrier.add(0, -numbers.nbytes)
 
     into.data[...] = np.nan
     threading.Timer(0.0002, land).start()

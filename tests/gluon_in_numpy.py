@@ -48,6 +48,9 @@ class Tile(np.ndarray[Any, Any]):
     def __iadd__(self, other: Any) -> Tile:  # type: ignore[misc]
         return _tile(self + other)  # values do not change, names do
 
+    def __imul__(self, other: Any) -> Tile:  # type: ignore[misc]
+        return _tile(self * other)
+
     def permute(self, order: tuple[int, ...]) -> Tile:
         """With its axes in another order."""
         return _tile(self.transpose(order))
@@ -298,7 +301,8 @@ def _language() -> Any:
         ),
         lambda *_: None,
     )
-    names |= {n: getattr(np, n) for n in ("float32", "int32", "int64", "int8")} | {"bfloat16": "bf16"}
+    names |= {n: getattr(np, n) for n in ("float32", "float16", "int32", "int64", "int8")}
+    names["bfloat16"] = "bf16"
     names |= {"max": _reduced(np.max), "sum": _reduced(np.sum), "min": _reduced(np.min)}
     names |= {"exp2": _of_one(np.exp2), "log": _of_one(np.log), "abs": _of_one(np.abs)}
     names["where"] = lambda c, a, b: _tile(np.where(c, a, b)).astype(np.result_type(a, b))

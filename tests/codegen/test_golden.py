@@ -107,6 +107,14 @@ BACKWARD: dict[str, dict[str, Any]] = {
     },
     "padded_sinks_dropout": {"head_dim": 80, "has_sinks": True, "dropout": True},
     "pairs": {"mask": masks.causal, "score": scores.softcap(30.0), "storage": Storage.FP32},
+    "hopper_pairs": {"hopper": True, "storage": Storage.FP32},
+    "hopper_pairs_softcap_causal": {
+        "hopper": True,
+        "mask": masks.causal,
+        "score": scores.softcap(30.0),
+        "head_dim": 96,
+        "storage": Storage.FP32,
+    },
 }
 
 

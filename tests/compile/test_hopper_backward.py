@@ -150,6 +150,25 @@ def test_dq_apart(name: str, spills: int) -> None:
         assert "UTMAREDG" not in sass
 
 
+@pytest.mark.parametrize(
+    ("name", "spills"), [("plain", 0), ("causal", 0), ("softcap_causal", 0), ("document_by_batch", 0)]
+)
+def test_single_precision(name: str, spills: int) -> None:
+    mask, score = MODS[name]
+    spec = spec_for(mask, score, head_dim=128, return_lse=True, storage=Storage.FP32)
+    parts = backward_parts(backward_spec(spec, resolve(score, mask)[1], None), "sm90", (), hopper=True)
+    kernels = {e: backward_kernel_for(of, e, "sm90").artifact for of, e in parts if e in _OF_PAIRS}
+    for entry, products in _OF_PAIRS.items():
+        sass = disassemble(kernels[entry].cubin)
+        check(sass, kernels[entry].resources, Promise(2, (240, 24), stores=None, spills=spills))
+        assert sass.count("HGMMA") == products
+
+
+# Three products take the place of one. By keys a warpgroup has one of 8 wgmmas before the loop and in it,
+# and one of 4 in it; by queries scores before the loop and in it, dP, and dQ.
+_OF_PAIRS = {Entry.HOPPER: 2 * 3 * (2 * 8 + 4), Entry.HOPPER_Q: 2 * 3 * (2 * 8 + 8 + 4)}
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", ["plain", "causal", "window", "softcap_causal", "document_by_batch"])
 def test_deterministic(name: str, head_dim: int) -> None:

@@ -14,7 +14,7 @@ import flexc
 from flexc import choice, driver, masks
 from flexc.call import PLAIN, AttentionCall
 from flexc.callspec import spec_of
-from flexc.codegen.arguments import Argument, Source
+from flexc.codegen.arguments import Argument, Source, descriptor_type
 from flexc.codegen.design import Design
 from flexc.errors import NoFeasiblePlan, UnknownOption, UnsupportedFeature
 from flexc.kernel import Kernel
@@ -168,7 +168,7 @@ class _Driver:
         steps: Any, interleave: int, swizzle: int, *rest: Any,
     ) -> int:  # fmt: skip
         assert room.value % 64 == 0
-        assert rank == 4
+        assert rank == len(lengths) == len(box)
         self.asked.append((address.value, tuple(lengths), tuple(strides), tuple(box), swizzle))
         ctypes.memset(room.value, len(self.asked), SIZE)
         return 0
@@ -219,6 +219,27 @@ def test_descriptors_say_where_a_tensor_lies(kernel: Kernel, asked: list[Any]) -
         (address, (88, length, heads, 3), (192, 1024, 8192), (columns, rows, 1, 1), swizzle)
         for address, length, heads, rows in tensors
         for columns, swizzle in ((64, 3), (32, 2))
+    ]
+
+
+def test_descriptors_of_pairs_have_the_rows_of_all_heads(asked: list[Any]) -> None:
+    addresses = {Source.Q_PAIRS: 0x10, Source.K_PAIRS: 0x20, Source.GRAD_OUT_UNIT: 0x30, Source.V_UNIT: 0x40}
+    arguments = [Argument(source.value, "*fp16", source) for source in addresses]
+    arguments += [Argument(s.value, "i32", s) for s in _VALUE if s not in (Source.Q, Source.K)]
+    arguments += [
+        Argument("q", descriptor_type("fp16", (64, 256)), Source.Q_PAIRS_DESCRIPTOR, dimension=256),
+        Argument("k", descriptor_type("fp16", (32, 256)), Source.K_PAIRS_DESCRIPTOR, dimension=256),
+        Argument("dout_unit", descriptor_type("fp32", (64,)), Source.GRAD_OUT_UNIT_DESCRIPTOR),
+        Argument("v_unit", descriptor_type("fp32", (32,)), Source.V_UNIT_DESCRIPTOR),
+    ]
+    values = [addresses.get(a.source, _value(a)) for a in arguments if not is_descriptor(a)]
+    TensorMaps(arguments).values(values, 0)
+    of_queries, of_keys = 3 * 8 * 512, 3 * 2 * 768
+    assert asked == [
+        (0x10, (256, of_queries), (512,), (64, 64), 3),
+        (0x20, (256, of_keys), (512,), (64, 32), 3),
+        (0x30, (of_queries,), (0,), (64,), 0),
+        (0x40, (of_keys,), (0,), (32,), 0),
     ]
 
 

@@ -40,7 +40,10 @@ def _qkv(q_len: int = 200, kv_len: int = 200, dim: int = 128) -> tuple[torch.Ten
         ({"head_dim": 192, "dropout": True}, "dropout, and a head dimension is above 128"),
         ({"head_dim": 257}, "above 256"),
         ({"head_dim": 128, "head_dim_v": 64}, "different widths"),
-        ({"storage": Storage.FP32}, "16-bit"),
+        ({"storage": Storage.FP32, "head_dim": 64}, "tiles of 128"),
+        ({"storage": Storage.FP32, "head_dim_v": 64}, "tiles of 128"),
+        ({"storage": Storage.FP32, "dropout": True}, "dropout, and q is fp32"),
+        ({"storage": Storage.FP32, "allow_tf32": True}, "only pairs of fp16"),
         ({"aligned": False}, "16 bytes"),
     ],
 )
@@ -225,3 +228,32 @@ def test_wide_heads(head_dim: int, head_dim_v: int, deterministic: bool, apart: 
     assert plan.shared <= TARGETS["sm90"].shared_memory
     keys_alone = backward_parts(backward, "sm90", (), hopper=True, wants_q=False)
     assert (Entry.HOPPER_Q in [entry for _, entry in keys_alone]) is False
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal])
+def test_single_precision(mask: Mod | None) -> None:
+    backward = _backward(mask, storage=Storage.FP32, head_dim=96)
+    assert why_portable_backward(backward, "sm90", ()) is None
+    parts = backward_parts(backward, "sm90", (), hopper=True)
+    repairs = [] if mask is None else [Entry.KV, Entry.Q]
+    assert [entry for _, entry in parts] == [
+        Entry.ROWS, Entry.PAIRS, Entry.HOPPER, Entry.HOPPER_Q, *repairs
+    ]  # fmt: skip
+    assert all(of.pairs for of, entry in parts if entry is not Entry.ROWS)
+    plan = make_hopper_backward_plan(backward, TARGETS["sm90"])
+    assert (plan.pairs, plan.apart, plan.padded_dim) == (True, True, 128)
+    assert plan.shared <= TARGETS["sm90"].shared_memory
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("backward_fused", True), "backward_fused"),
+        (("precision", "bf16x6"), "bf16x6"),
+        (("backward_block_q", 32), "64"),
+    ],
+)
+def test_single_precision_as_asked_for(option: tuple[str, object], words: str) -> None:
+    why = why_portable_backward(_backward(masks.causal, storage=Storage.FP32), "sm90", (option,))
+    assert why is not None
+    assert words in why
