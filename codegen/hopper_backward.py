@@ -137,6 +137,8 @@ class _Main(ModCalls):
     operand_pair: str
     rescue_nan: bool
     ordered: bool
+    shares_tiles: bool
+    """Programs take tiles of keys until there are none."""
     visit_lines: tuple[str, ...]
     """Of one stretch: what finds the rows that visit keys, `q_first` and `q_end`."""
     dropout: bool
@@ -158,7 +160,7 @@ def hopper_backward_module(
     names = capture_names(backward.forward.captures, NAMES_OF_BACKWARD)
     arguments = main_arguments(backward, plan, names)
     view = _view(backward, plan, form, sources, names, tuple(a.name for a in arguments))
-    template = "hopper_backward" + ("_pairs" if plan.pairs else _OF_DIM.get(plan.padded_dim, ""))
+    template = "hopper_backward" + _form_of(plan)
     text = render(f"{template}.py.jinja", view)
     return GeneratedKernel(text, entry.value, arguments, plan, _placement(view))
 
@@ -295,6 +297,7 @@ def _view(
         operand_pair=_PAIR.get(spec.q_storage, ""),
         rescue_nan=plan.rescue_nan,
         ordered=plan.ordered,
+        shares_tiles=plan.in_rounds,
         dropout=spec.dropout,
         # With wide heads the registers are so few that they are complete in any case.
         weighs_first=spec.dropout and plan.in_turns and plan.padded_dim == 64,
@@ -342,6 +345,13 @@ def _reads(name: str, elements: Sequence[Element], lines: Sequence[str]) -> bool
     """Whether what a step computes reads `name`."""
     texts = [*lines, *(argument for e in elements for argument in e.arguments)]
     return any(re.search(rf"\b{name}\b", text) for text in texts)
+
+
+def _form_of(plan: HopperBackwardPlan) -> str:
+    """What the name of a plan's template ends with."""
+    if plan.pairs:
+        return "_pairs"
+    return "_in_rounds" if plan.in_rounds else _OF_DIM.get(plan.padded_dim, "")
 
 
 def _placement(view: _Main) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ def main_arguments(
         Argument("batch", "i32", Source.BATCH),
         Argument("never", "i32", Source.NEVER),
         *dropout_arguments(spec),
+        *((Argument("counter_ptr", "*i32", Source.COUNTER),) if plan.in_rounds else ()),
         *_descriptors(spec, plan),
     )
 

@@ -44,6 +44,10 @@ KEYS = 64
 """Keys of one consumer warpgroup: what one wgmma takes."""
 BLOCK_KV = 2 * KEYS
 _TRITON = 'pass backend="triton"'
+_IN_ROUNDS = (
+    "in_rounds",
+    "programs take one tile of keys after another, whose first queries are there by then",
+)
 _ORDERED = ("ordered", "deterministic: a tile of dQ is added to from the last keys to the first")
 
 
@@ -61,6 +65,8 @@ class HopperBackwardPlan(KernelPlan):
     """dQ of a step is computed beside the scores of the one after the next, and not beside dP of the next."""
     ordered: bool
     """A tile of dQ is added to from the last keys that its rows visit to the first, and not in any order."""
+    in_rounds: bool
+    """Programs take one tile of keys after another, until there are none."""
     shared: int
 
     @property
@@ -260,6 +266,14 @@ def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
     return any(scatter.sum is Sum.HEAD for scatter in backward_form(backward, scatters=True).scatters)
 
 
+def _is_in_rounds(backward: BackwardSpec, tiles: Tiles) -> bool:
+    """Whether programs take tiles of keys one after another: then the next queries are there when they begin.
+
+    Only with 128 queries: dK and dV then leave through a tile of dS, so that no load waits for them.
+    """
+    return tiles.block_q == 2 * KEYS and tiles.num_stages >= 3 and not backward.deterministic
+
+
 def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:
     spec = backward.forward
     if is_apart(backward) and tiles != Tiles(64, KEYS, 4, 2):
@@ -332,11 +346,13 @@ def _plan(
         in_turns=in_turns,
         late=late,
         ordered=backward.deterministic and not is_apart(backward),
+        in_rounds=_is_in_rounds(backward, tiles),
         shared=needed,
         reasons=(
             ("design", "made for this target: one warp loads by TMA, two warpgroups compute with wgmma"),
             ("block_q", with_history(_preferred(spec), skip)),
             ("block_kv", _WHY_ONE_EACH if is_apart(backward) else _WHY_BOTH),
+            *([_IN_ROUNDS] if _is_in_rounds(backward, tiles) else []),
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             *([("precision", WHY_PAIRS)] if is_of_pairs(backward) else []),
             *_schedule(backward, in_turns, late),

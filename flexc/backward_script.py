@@ -33,6 +33,8 @@ class Runnable(Protocol):
     arguments: tuple[Argument, ...]
     block_q: int
     block_kv: int
+    shares_tiles: bool
+    """Programs take tiles until there are none: as many are launched as run at a time."""
 
     def launch(self, programs: int, operands: Operands) -> None:
         """Run `programs` programs."""

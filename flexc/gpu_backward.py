@@ -328,6 +328,8 @@ class _Backward:
     ) -> None:
         if self.spec.repairs:
             programs = min(programs, 2 * kernel.processors)  # they share the tiles; mostly there are none
+        elif kernel.shares_tiles:
+            programs = min(programs, kernel.processors)
         if programs:
             sums = self.captured_sums
             operands = Operands(

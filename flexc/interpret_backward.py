@@ -20,6 +20,7 @@ from flexc.pack_backward import Operands
 class Interpreted:
     """One kernel."""
 
+    shares_tiles = False
     processors = 4
     """So that some tests have enough programs, and others have to share out the heads of a group."""
 

@@ -8,6 +8,7 @@ import torch
 
 from flexc.build_backward import backward_kernel_for
 from flexc.call import AttentionCall
+from flexc.codegen.arguments import Source
 from flexc.codegen.backward_spec import BackwardSpec, Entry
 from flexc.gpu_facts import processors, target_of
 from flexc.kernel import Kernel
@@ -21,7 +22,9 @@ class Compiled:
     def __init__(self, kernel: Kernel, device: torch.device) -> None:
         self._kernel = kernel
         self._device = device
-        self.arguments = tuple(a for a in kernel.artifact.arguments if not is_descriptor(a))
+        given = (a for a in kernel.artifact.arguments if not is_descriptor(a))
+        self.arguments = tuple(a for a in given if a.source is not Source.COUNTER)
+        self.shares_tiles = kernel.artifact.shares_tiles
         self.block_q = kernel.artifact.block_q
         self.block_kv = kernel.artifact.block_kv
 

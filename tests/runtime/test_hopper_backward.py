@@ -168,6 +168,16 @@ def test_deterministic_ones_add_dq_up_in_order() -> None:
     assert not make_hopper_backward_plan(_backward(masks.causal), TARGETS["sm90"]).ordered
 
 
+def test_programs_of_narrow_heads_take_one_tile_of_keys_after_another() -> None:
+    for mask in (None, masks.causal):
+        plan = make_hopper_backward_plan(_backward(mask, head_dim=64), TARGETS["sm90"])
+        assert plan.in_rounds
+        assert "in_rounds" in dict(plan.reasons)
+    deterministic = replace(_backward(masks.causal, head_dim=64), deterministic=True)
+    for backward in (deterministic, _backward(masks.causal, head_dim=128)):
+        assert not make_hopper_backward_plan(backward, TARGETS["sm90"]).in_rounds
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 def test_dropout_takes_tiles_that_leave_registers(dim: int) -> None:
     plan = make_hopper_backward_plan(_backward(head_dim=dim, dropout=True), TARGETS["sm90"])

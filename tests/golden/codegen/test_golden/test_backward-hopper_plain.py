@@ -113,6 +113,9 @@ KV_BYTES = gl.constexpr(16384)  # of the keys, and of the values
 Q_BYTES = gl.constexpr(16384)  # of a tile of queries, and of dO
 ROWS_PADDED_TO = gl.constexpr(256)  # rows of a head of delta, shift and the sums are padded to
 WALK = gl.constexpr(8)  # steps whose rows shared memory tells
+TOLD = gl.constexpr(4)  # tiles of keys that shared memory tells of
+LAG = gl.constexpr(0)  # steps by which dO is loaded later than Q
+TOLD = gl.constexpr(4)  # tiles of keys that shared memory tells of
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of all but the sums
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 
@@ -240,8 +243,8 @@ def next_tile(
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-    shift_desc, delta_desc, dq_sum_desc,
+    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+    dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
     """The tile of queries after that at `q_start` of head `h`, and 1 where the mask applies to it.
 
@@ -261,8 +264,8 @@ def count_steps(
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-    shift_desc, delta_desc, dq_sum_desc,
+    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+    dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
     """How many tiles of queries see the keys of a program, in all heads together; at least one."""
     return group * gl.cdiv(q_len, BLOCK_Q)
@@ -271,84 +274,70 @@ def count_steps(
 @gluon.jit
 def load_tiles(
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+    places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-    shift_desc, delta_desc, dq_sum_desc,
+    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+    dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """One warp feeds the others: the keys and values of the program, then tiles of queries and gradients."""
+    """One warp feeds the others: tiles of queries and gradients, and for each tile of keys these and their values.
+
+    It takes one tile of keys after another until there are none, and is steps ahead of the others: so the first
+    queries of the next keys are there before these keys are.
+    """
     one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
-    first_head = kv_h * group
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
-    mbarrier.expect(k_ready.index(0), KV_BYTES)
-    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
-    # Behind the last tile of the head before the first.
-    h = first_head - 1
-    q_start = q_len
-    h, q_start, masked = next_tile(
-        b, kv_start, first_head + group - 1, h, q_start,
-        q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-        q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-        v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
-        dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-        kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-        shift_desc, delta_desc, dq_sum_desc,
-    )  # fmt: skip
-    row = (b * q_heads + h) * padded_len + q_start
-    tell(starts, 0, q_start + masked)
-    tell(heads, 0, h)
-    tell(row_numbers, 0, row)
-    slot = (0) % Q_STAGES
-    mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-    tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-    tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-    tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
-
-    mbarrier.expect(v_ready.index(0), KV_BYTES)
-    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
-    half = (0) % 2
-    mbarrier.expect(dout_ready.index(half), Q_BYTES)
-    tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
-        dout_ready.index(half), dout_smem.index(half),
-    )  # fmt: skip
-
-    steps = count_steps(
-        b, kv_start, first_head,
-        q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-        q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-        v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
-        dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-        kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-        shift_desc, delta_desc, dq_sum_desc,
-    )  # fmt: skip
-    tell(count, 0, steps)
-    mbarrier.arrive(counted.index(0), count=1)
-    for t in range(1, gl.minimum(Q_STAGES, steps)):
-        h, q_start, masked = next_tile(
-            b, kv_start, first_head + group - 1, h, q_start,
+    tiles = gl.cdiv(kv_len, BLOCK_KV) * (q_heads // group) * batch
+    tile = gl.program_id(0)
+    taken = 0
+    t = 0
+    while tile < tiles:
+        b, kv_h, kv_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
+        first_head = kv_h * group
+        steps = count_steps(
+            b, kv_start, first_head,
             q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
             q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
             v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
             dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-            kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-            shift_desc, delta_desc, dq_sum_desc,
+            kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+            dv_desc, shift_desc, delta_desc, dq_sum_desc,
         )  # fmt: skip
-        row = (b * q_heads + h) * padded_len + q_start
-        tell(starts, t, q_start + masked)
-        tell(heads, t, h)
-        tell(row_numbers, t, row)
-        slot = (t) % Q_STAGES
-        mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-        tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-        tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-        tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
+        # The next keys go to whoever asks first: programs differ in their queries. One lane asks, and nobody waits
+        # for the answer yet.
+        ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
+        # Behind the last tile of the head before the first.
+        h = first_head - 1
+        q_start = q_len
+        for of_tile in range(steps):
+            # In both warpgroups dV of the step before the last and dK of the one before that have read dO and Q.
+            mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
+            if of_tile == 0:
+                tell(places, taken % TOLD, b * (q_heads // group) + kv_h)
+                tell(places, taken % TOLD + TOLD, kv_start)
+                tell(counts, taken % TOLD, steps)
+            h, q_start, masked = next_tile(
+                b, kv_start, first_head + group - 1, h, q_start,
+                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+                q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
+                v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
+                dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
+                kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+                dv_desc, shift_desc, delta_desc, dq_sum_desc,
+            )  # fmt: skip
+            row = (b * q_heads + h) * padded_len + q_start
+            tell(starts, t, q_start + masked)
+            tell(heads, t, h)
+            tell(row_numbers, t, row)
+            slot = (t) % Q_STAGES
+            mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
+            tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
+            tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
+            tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
-        if t == 1:
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
@@ -356,51 +345,46 @@ def load_tiles(
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
-    for t in range(steps - 2):
-        # In both warpgroups dV of this step and dK of the one before have read dO and Q.
-        mbarrier.wait(done.index(t % 2), t // 2 & 1)
-        ahead = t + Q_STAGES - 1
-        if (t > 0) & (ahead < steps):
-            h, q_start, masked = next_tile(
-                b, kv_start, first_head + group - 1, h, q_start,
-                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-                q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-                v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
-                dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-                kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-                shift_desc, delta_desc, dq_sum_desc,
-            )  # fmt: skip
-            row = (b * q_heads + h) * padded_len + q_start
-            tell(starts, ahead, q_start + masked)
-            tell(heads, ahead, h)
-            tell(row_numbers, ahead, row)
-            slot = (ahead) % Q_STAGES
-            mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-            tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-            tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-            tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
+            if of_tile == gl.minimum(steps, 2) - 1:
+                mbarrier.wait(k_free.index(0), (taken & 1) ^ 1)
+                mbarrier.expect(k_ready.index(0), KV_BYTES)
+                tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
+                mbarrier.wait(v_free.index(0), (taken & 1) ^ 1)
+                mbarrier.expect(v_ready.index(0), KV_BYTES)
+                tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
+            t += 1
+        tile = gl.num_programs(0) + gl.sum(gl.where(lane == 0, ticket, 0), 0)
+        taken += 1
+    # There are no other keys: no steps.
+    mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
+    tell(counts, taken % TOLD, 0)
+    mbarrier.arrive(q_ready.index(t % Q_STAGES), count=1)
+    # The last program to end leaves the counters as it found them.
+    if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counter_ptr, 0)
+        gl.store(counter_ptr + 1, 0)
 
-        half = (t + 2) % 2
-        mbarrier.expect(dout_ready.index(half), Q_BYTES)
-        tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
-            dout_ready.index(half), dout_smem.index(half),
-        )  # fmt: skip
+
+@gluon.jit
+def of_threads(x):
+    """The sum of what each thread has of dK."""
+    parts = x.reshape((4, 2, 8, PADDED_DIM // 8, 4, 2))
+    return gl.sum(gl.sum(gl.sum(parts, 5), 3), 1)
 
 
 @gluon.jit
 def accumulate(
     which: gl.constexpr,
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+    places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-    shift_desc, delta_desc, dq_sum_desc,
+    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+    dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """One warpgroup adds up dK and dV of KEYS keys; of every dQ it adds its half to memory.
+    """One warpgroup adds up dK and dV of KEYS keys of each tile of these; of every dQ it adds its half to memory.
 
     Scores and their gradients are transposed here, (keys, queries): so P leaves the products of one in the
     registers where the next wants it.
@@ -418,66 +402,30 @@ def accumulate(
     acc_zero = gl.zeros([KEYS, PADDED_DIM], gl.float32, layout=acc_layout)
     # False, which is not known before: it ties an accumulator to the registers of another value.
     keep = never != 0
-    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
-    keys_left = kv_len - kv_start
     k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
     v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
-
     to_log2 = scale * LOG2E
-    # The first step has little to overlap with.
     step = 0
-    mbarrier.wait(k_ready.index(0), 0)
+    taken = 0
     mbarrier.wait(q_ready.index(0), 0)
+    steps = told(counts, 0, one_layout)
+    while step < steps:
+        b = told(places, taken % TOLD, one_layout) // (q_heads // group)
+        kv_start = told(places, taken % TOLD + TOLD, one_layout)
+        keys_left = kv_len - kv_start
 
-    score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    shift = shift_smem.index(0).load(row_layout)
-    mbarrier.wait(v_ready.index(0), 0)
-    mbarrier.wait(dout_ready.index(0), 0)
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    score = warpgroup_mma_wait(1, deps=[score])
-    if keys_left < BLOCK_KV:
-        in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-        score = gl.where(in_columns, score, float("-inf"))
-    p = gl.exp2(score * to_log2 - shift[None, :])
-    weight = p.to(OPERAND)
-    share = weight
-
-    dp = warpgroup_mma_wait(0, deps=[dp])
-    dv = warpgroup_mma(
-        gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True
-    )
-    dv = warpgroup_mma_wait(0, deps=[dv])
-    ds_smem.index(0).slice(first_key, KEYS, 0).store(
-        score_gradient(share, dp, delta_smem.index(0).load(row_layout))
-    )
-    fence_async_shared()
-    mbarrier.arrive(done.index(0), count=1)
-    dk = warpgroup_mma(
-        ds_smem.index(0).slice(first_key, KEYS, 0), q_smem.index(0), acc_zero, use_acc=False, is_async=True
-    )
-    mbarrier.wait(counted.index(0), 0)
-    steps = told(count, 0, one_layout)
-
-    # Nobody orders the products of the two warpgroups. A step starts with its S under way; the weights are computed
-    # under dQ of the step before, which leaves under dP and dV. dK takes dS from registers: it has to be waited
-    # for in the same step, which is done under the next S.
-    mbarrier.wait(q_ready.index(1 % Q_STAGES), 0, pred=steps > 1)
-    score = warpgroup_mma(
-        k_mine, q_smem.index(1 % Q_STAGES).permute((1, 0)), zero, use_acc=False, is_async=True
-    )
-    score, dk = warpgroup_mma_wait(0, deps=[score, dk])
-    score = warpgroup_mma_init(score)
-    dv = warpgroup_mma_init(dv)
-    for step in range(1, steps):
+        # The first step has little to overlap with.
         slot = step % Q_STAGES
-        after = (step + 1) % Q_STAGES
+        mbarrier.wait(k_ready.index(0), taken & 1)
 
-        score = warpgroup_mma_wait(0, deps=[score])
-        mbarrier.wait(done.index((step - 1) % 2), (step - 1) // 2 & 1)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem.index(0), dq_zero, which)
-        tma.store_wait(0)
-        thread_barrier()
+        score = warpgroup_mma(k_mine, q_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         shift = shift_smem.index(slot).load(row_layout)
+        mbarrier.wait(v_ready.index(0), taken & 1)
+        mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
+        dp = warpgroup_mma(
+            v_mine, dout_smem.index(step % 2).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        score = warpgroup_mma_wait(1, deps=[score])
         if keys_left < BLOCK_KV:
             in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
             score = gl.where(in_columns, score, float("-inf"))
@@ -485,57 +433,123 @@ def accumulate(
         weight = p.to(OPERAND)
         share = weight
 
-        mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
-        dp = warpgroup_mma(
-            v_mine, dout_smem.index(step % 2).permute((1, 0)), zero, use_acc=False, is_async=True
-        )
+        dp = warpgroup_mma_wait(0, deps=[dp])
         dv = warpgroup_mma(
-            gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
+            gl.convert_layout(weight, weight_layout),
+            dout_smem.index(step % 2),
+            acc_zero,
+            use_acc=False,
+            is_async=True,
         )
-        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-        dq = warpgroup_mma_wait(2, deps=[dq])
-        stage(dq, dq_smem.index(which))
-        dp, dv = warpgroup_mma_wait(0, deps=[dp, dv])
-        dv = warpgroup_mma_init(dv)
-        ds = score_gradient(share, dp, delta_smem.index(slot).load(row_layout))
-        ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(ds)
+        dv = warpgroup_mma_wait(0, deps=[dv])
+        # dK and dV of the keys before have left the place of dS.
+        tma.store_wait(0)
+        thread_barrier()
+        ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(
+            score_gradient(share, dp, delta_smem.index(slot).load(row_layout))
+        )
         fence_async_shared()
         mbarrier.arrive(done.index(step % 2), count=1)
+        dk = warpgroup_mma(
+            ds_smem.index(step % 2).slice(first_key, KEYS, 0),
+            q_smem.index(slot),
+            acc_zero,
+            use_acc=False,
+            is_async=True,
+        )
+
+        second = step + 1
+        # Nobody orders the products of the two warpgroups. A step starts with its S under way; the weights are computed
+        # under dQ of the step before, which leaves under dP and dV. dK takes dS from registers: it has to be waited
+        # for in the same step, which is done under the next S.
+        mbarrier.wait(q_ready.index(second % Q_STAGES), second // Q_STAGES & 1, pred=steps > second)
+        score = warpgroup_mma(
+            k_mine, q_smem.index(second % Q_STAGES).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        score, dk = warpgroup_mma_wait(0, deps=[score, dk])
+        score = warpgroup_mma_init(score)
+        dv = warpgroup_mma_init(dv)
+        for step in range(second, steps):
+            slot = step % Q_STAGES
+            after = (step + 1) % Q_STAGES
+
+            score = warpgroup_mma_wait(0, deps=[score])
+            mbarrier.wait(done.index((step - 1) % 2), (step - 1) // 2 & 1)
+            dq = query_gradient(ds_smem.index((step - 1) % 2), k_smem.index(0), dq_zero, which)
+            tma.store_wait(0)
+            thread_barrier()
+            shift = shift_smem.index(slot).load(row_layout)
+            if keys_left < BLOCK_KV:
+                in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+                score = gl.where(in_columns, score, float("-inf"))
+            p = gl.exp2(score * to_log2 - shift[None, :])
+            weight = p.to(OPERAND)
+            share = weight
+
+            mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
+            dp = warpgroup_mma(
+                v_mine, dout_smem.index(step % 2).permute((1, 0)), zero, use_acc=False, is_async=True
+            )
+            dv = warpgroup_mma(
+                gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
+            )
+            dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+            dq = warpgroup_mma_wait(2, deps=[dq])
+            stage(dq, dq_smem.index(which))
+            dp, dv = warpgroup_mma_wait(0, deps=[dp, dv])
+            dv = warpgroup_mma_init(dv)
+            ds = score_gradient(share, dp, delta_smem.index(slot).load(row_layout))
+            ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(ds)
+            fence_async_shared()
+            mbarrier.arrive(done.index(step % 2), count=1)
+            tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
+            dk = warpgroup_mma(gl.convert_layout(ds, weight_layout), q_smem.index(slot), dk, is_async=True)
+            mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
+            # In the last step these are scores of an old tile, which nobody reads.
+            score = warpgroup_mma(
+                k_mine, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True
+            )
+            dk = warpgroup_mma_wait(1, deps=[dk])
+        # When both warpgroups say so, dP of all steps has read the values.
+        mbarrier.arrive(v_free.index(0), count=1)
+        mbarrier.wait(done.index((steps - 1) % 2), (steps - 1) // 2 & 1)
+        dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
+        # dV is complete since the last step.
+        dv = warpgroup_mma_wait(2, deps=[dv])
+        # Read again: all along, these numbers would occupy registers.
+        head_of_keys = told(places, taken % TOLD, one_layout)
+        b = head_of_keys // (q_heads // group)
+        kv_h = head_of_keys % (q_heads // group)
+        kv_start = told(places, taken % TOLD + TOLD, one_layout)
+        # dV leaves under the last dQ, through a tile of dS that nobody reads: in both warpgroups dQ of the step before
+        # is complete, or the last step would not be.
+        ds_free = ds_smem.index(steps % 2).slice(first_key, KEYS, 0)
+        dv_place = ds_free.slice(PADDED_DIM, PADDED_DIM, 1)
+        dv_place.store(dv.to(OPERAND))
+        fence_async_shared()
+        thread_barrier()
+        tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], dv_place)
+
+        dq, score = warpgroup_mma_wait(0, deps=[dq, score])
+
+        # When both warpgroups say so, dQ of all steps has read K.
+        mbarrier.arrive(k_free.index(0), count=1)
+        dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+        dk = dk * scale
+        # dK leaves with the last dQ, beside dV. The dQ before was read; dV may not be yet.
+        tma.store_wait(1)
+        thread_barrier()
+        stage(dq, dq_smem.index(which))
+        dk_smem = ds_free.slice(0, PADDED_DIM, 1)
+        dk_smem.store(dk.to(OPERAND))
+        fence_async_shared()
+        thread_barrier()
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-        dk = warpgroup_mma(gl.convert_layout(ds, weight_layout), q_smem.index(slot), dk, is_async=True)
-        mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
-        # In the last step these are scores of an old tile, which nobody reads.
-        score = warpgroup_mma(k_mine, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
-        dk = warpgroup_mma_wait(1, deps=[dk])
-    mbarrier.wait(done.index((steps - 1) % 2), (steps - 1) // 2 & 1)
-    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
-    # dV is complete since the last step.
-    dv = warpgroup_mma_wait(2, deps=[dv])
-    # Computed again: all along, these numbers would occupy registers.
-    # The instruction's result can't be known before.
-    pid = gl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r,r", [never], gl.int32, is_pure=False, pack=1)
-    b, kv_h, kv_start = place_of(pid, batch, q_heads, group, q_len, kv_len)
-    # dV leaves under the last dQ, through the buffer of this warpgroup's values.
-    v_mine.store(dv.to(OPERAND))
-    fence_async_shared()
-    thread_barrier()
-    tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
-
-    dq, score = warpgroup_mma_wait(0, deps=[dq, score])
-
-    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-    dk = dk * scale
-    # dK leaves with the last dQ, through a tile of dO: dP and dV of all steps are complete in both warpgroups, or
-    # this one would not have got here. The dQ before was read; dV may not be yet.
-    tma.store_wait(1)
-    thread_barrier()
-    stage(dq, dq_smem.index(which))
-    dk_smem = dout_smem.index(which).slice(0, KEYS, 0)
-    dk_smem.store(dk.to(OPERAND))
-    fence_async_shared()
-    thread_barrier()
-    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], dk_smem)
+        tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], dk_smem)
+        step = steps
+        taken += 1
+        mbarrier.wait(q_ready.index(step % Q_STAGES), step // Q_STAGES & 1)
+        steps = step + told(counts, taken % TOLD, one_layout)
     tma.store_wait(0)
 
 
@@ -545,10 +559,10 @@ def attention_backward(
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-    shift_desc, delta_desc, dq_sum_desc,
+    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+    dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
+    """Each program computes dK and dV of one tile of keys after another, and adds what they give to dQ to sums in memory."""
     let_next_begin(never)
     await_kernel_before(never)
     k_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], k_desc.layout)
@@ -565,20 +579,25 @@ def attention_backward(
     table = gl.allocate_shared_memory(gl.int32, [BLOCK_Q], plain)
     table.store(gl.arange(0, BLOCK_Q, layout=gl.BlockedLayout([1], [32], [4], [0])))
     # Of the tiles of the next steps: their first rows, with 1 added where the mask applies; their heads; and
-    # the number of their first row among those of all heads. How many steps there are.
+    # the number of their first row among those of all heads.
     starts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     heads = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     row_numbers = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
-    count = gl.allocate_shared_memory(gl.int32, [1, 1], plain)
+    # Of the tiles of keys that this program takes: their heads among those of the batch, and behind these their first
+    # keys; and how many steps they have.
+    places = gl.allocate_shared_memory(gl.int32, [2 * TOLD, 1], plain)
+    counts = gl.allocate_shared_memory(gl.int32, [TOLD, 1], plain)
     k_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], mbarrier.MBarrierLayout())
     dout_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    counted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready.index(0), count=1)
     mbarrier.init(v_ready.index(0), count=1)
-    mbarrier.init(counted.index(0), count=1)
+    mbarrier.init(k_free.index(0), count=2)
+    mbarrier.init(v_free.index(0), count=2)
     for i in gl.static_range(Q_STAGES):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(2):
@@ -592,39 +611,39 @@ def attention_backward(
                 accumulate,
                 (
                     0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
                     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-                    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-                    shift_desc, delta_desc, dq_sum_desc,
+                    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
             (
                 accumulate,
                 (
                     1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
                     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-                    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-                    shift_desc, delta_desc, dq_sum_desc,
+                    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
             (
                 load_tiles,
                 (
                     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
                     dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len,
-                    kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc,
-                    shift_desc, delta_desc, dq_sum_desc,
+                    kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
+                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
         ],
