@@ -113,6 +113,9 @@ class _Main(ModCalls):
     order: str
     together: str
     groups: int
+    warps_besides: str
+    """Warps of each role but the program's own, and the registers of their threads."""
+    registers_besides: str
     in_turns: bool
     late: bool
     delta_first: bool
@@ -275,11 +278,12 @@ def _view(
         **_walk(blocks, bounds, hoisting),
         **_places(uneven=uneven, ordered=plan.ordered),
         groups=plan.groups,
+        **_roles(plan),
         in_turns=plan.in_turns,
         late=plan.late,
         delta_first=delta_first,
         delta_last=not spec.dropout and not delta_first,
-        gives_early=plan.ordered or spec.dropout,
+        gives_early=(plan.ordered and plan.late) or spec.dropout,
         in_parts=plan.in_parts,
         apart=plan.apart,
         pairs=plan.pairs,
@@ -303,6 +307,15 @@ def _view(
         weighs_first=spec.dropout and plan.in_turns and plan.padded_dim == 64,
         half_bases=str([[0, 1], *([0, 8 << i] for i in range((plan.tiles.block_q // 16).bit_length() - 1))]),
     )
+
+
+def _roles(plan: HopperBackwardPlan) -> dict[str, Any]:
+    """Besides the program's own warpgroup: another, one warp that loads, and two that add dQ up in order."""
+    groups, single = plan.groups - 1, 3 if plan.ordered else 1
+    return {
+        "warps_besides": str([4] * groups + [1] * single),
+        "registers_besides": str([240] * groups + [24] * single),
+    }
 
 
 def _places(*, uneven: bool, ordered: bool) -> dict[str, Any]:

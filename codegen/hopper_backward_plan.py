@@ -247,10 +247,10 @@ def _is_late(backward: BackwardSpec) -> bool:
 
     They are few where weights are of two kinds or fp32: with a factor on the gradient of the score, such as a
     soft cap has, dropout, or gradients of captured tensors. Otherwise dQ comes beside dP: the products of one
-    warpgroup then take about as long as what the other computes meanwhile. A deterministic dQ stays late.
+    warpgroup then take about as long as what the other computes meanwhile.
     """
     has_factor = backward_form(backward, scatters=False).grad is not None
-    return has_factor or backward.forward.dropout or bool(backward.slots) or backward.deterministic
+    return has_factor or backward.forward.dropout or bool(backward.slots)
 
 
 def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
@@ -293,8 +293,8 @@ def _misfit_of_both(backward: BackwardSpec, tiles: Tiles) -> str | None:
     if tiles.block_kv == KEYS and tiles.block_q == 64 and tiles.num_warps == 4:
         if dims(backward)[0] >= WIDE:
             return "one warpgroup has no registers for dQ of wide heads"
-        if backward.deterministic or backward.slots or backward.forward.dropout:
-            return "one warpgroup computes no gradients in order or of captured tensors, and drops nothing"
+        if backward.slots or backward.forward.dropout:
+            return "one warpgroup computes no gradients of captured tensors, and drops nothing"
     elif tiles.block_q not in (64, 128) or tiles.block_kv != BLOCK_KV or tiles.num_warps != 4:
         return f"64 or 128 queries meet {BLOCK_KV} keys, in warpgroups of 4 warps"
     if tiles.block_q == 128 and backward.slots:

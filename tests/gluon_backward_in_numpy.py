@@ -89,6 +89,25 @@ def _load(usual: Callable[..., None], descriptor: Any, at: list[Any], barrier: B
     threading.Timer(0.0002, land).start()
 
 
+class _Order:
+    """Numbers in memory that a program waits for, and another raises."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def wait(self, turn: Pointer, wanted: Any) -> None:
+        """Until the number is at least `wanted`."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: turn.base[int(turn.at)] >= wanted, PATIENCE)
+        assert done, "a turn that nobody passes on"
+
+    def pass_on(self, turn: Pointer, number: Any) -> None:
+        """Raise it to at least `number`."""
+        with self._changed:
+            turn.base[int(turn.at)] = max(turn.base[int(turn.at)], number)
+            self._changed.notify_all()
+
+
 class _Turns:
     """The hardware's barriers by which two warpgroups of a program take turns."""
 
@@ -157,7 +176,7 @@ def run_backward(
     entry: str = "attention_backward",
 ) -> None:
     """Run the programs of the large kernel, or of another, some side by side. Arrays become pointers."""
-    here, turns = gluon._HERE, _Turns()
+    here, turns, order = gluon._HERE, _Turns(), _Order()
 
     def number() -> int:
         return int(here.program[0])
@@ -171,6 +190,8 @@ def run_backward(
     scope |= {
         "take_turn": lambda x, which: turns.take(number(), which),
         "give_turn": lambda x, which: turns.give(number(), which),
+        "await_turn": order.wait,
+        "pass_turn": order.pass_on,
         "let_next_begin": lambda x: None,
         "await_kernel_before": lambda x: None,
         "score_gradient": _score_gradient,

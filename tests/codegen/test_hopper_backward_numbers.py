@@ -47,6 +47,10 @@ def _reach(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx < REACH[q_idx]) | (ALIVE[q_idx] & (kv_idx > 500))
 
 
+def _far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx + 300
+
+
 class Shape(NamedTuple):
     """Batch, heads of queries and keys, lengths and head dimension."""
 
@@ -58,9 +62,10 @@ class Shape(NamedTuple):
     dim: int
 
 
-def _kernel(call: AttentionCall, mask: Mod, shape: Shape) -> tuple[BackwardSpec, GeneratedKernel]:
+def _kernel(call: AttentionCall, mask: Mod | None, shape: Shape) -> tuple[BackwardSpec, GeneratedKernel]:
     lengths = (shape.q_len, shape.kv_len)
-    found = backward_spec(spec_for(mask, head_dim=shape.dim), call.values, lengths)
+    spec = spec_for(mask, head_dim=shape.dim)
+    found = backward_spec(spec, call.values, lengths, deterministic=call.deterministic)
     (made,) = (of for of, entry in backward_parts(found, "sm90", (), hopper=True) if entry is Entry.HOPPER)
     return made, lower_backward(made, Entry.HOPPER, TARGETS["sm90"])
 
@@ -79,9 +84,12 @@ def _arguments(
         Source.GRAD_V: call.v, Source.GRAD_Q_SUM: call.q, **rows,
     }  # fmt: skip
     if made.blocks(Entry.HOPPER) is Blocks.MAP:
-        of_map, more, _ = map_operands(call, plan.tiles.block_q, plan.tiles.block_kv, by_keys=True)
-        tensors |= of_map
-        numbers |= more
+        for beside in (False, True) if call.deterministic else (False,):
+            of_map, more, _ = map_operands(
+                call, plan.tiles.block_q, plan.tiles.block_kv, by_keys=True, beside=beside
+            )
+            tensors |= of_map
+            numbers |= more
     named = [a for a in kernel.arguments if not is_descriptor(a) and a.source is not Source.COUNTER]
     packed = Operands(tensors, numbers, call.values).pack(named, lambda x: x)
     return {
@@ -96,7 +104,7 @@ def _array(x: torch.Tensor) -> Any:
 
 PROCESSORS = 3
 """Programs at a time that take one tile of keys after another."""
-CASES = [
+CASES: list[tuple[Mod | None, Shape, int]] = [
     (masks.causal, Shape(1, 2, 1, 400, 500, 64), 2),
     (masks.sliding_window(530) & masks.causal, Shape(1, 1, 1, 800, 750, 64), 2),
     (None, Shape(2, 2, 1, 300, 700, 64), 2),
@@ -111,62 +119,97 @@ CASES = [
 ]
 
 
+IN_ORDER: list[tuple[Mod | None, Shape, int]] = [
+    CASES[3],
+    CASES[4],
+    (_reach, Shape(1, 1, 1, 200, 600, 64), 2),
+    (None, Shape(1, 2, 1, 250, 300, 128), 2),
+    (masks.causal, Shape(2, 1, 1, 330, 330, 128), 2),
+    (masks.prefix_lm(200), Shape(1, 1, 1, 300, 300, 128), 2),
+    (_far, Shape(1, 2, 1, 600, 300, 64), 2),
+]
+
+
 @pytest.mark.parametrize(("mask", "shape", "groups"), CASES)
-def test_gradients(mask: Mod, shape: Shape, groups: int) -> None:
-    torch.manual_seed(0)
-    batch, heads, kv_heads, q_len, kv_len, dim = shape
-    q, k, v, grad = (
-        torch.randn(batch, h, n, dim).bfloat16()
-        for h, n in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len))
-    )
-    call = problem(q, k, v, mask_mod=mask).call
-    made, kernel = _kernel(call, mask, shape)
-    plan = kernel.plan
-    assert isinstance(plan, HopperBackwardPlan)
-    assert plan.groups == groups
-    out, lse, expected = _expected(mask, q, k, v, grad, call.scale)
-    padded = -(-q_len // ROWS_PADDED_TO) * ROWS_PADDED_TO
-    delta, shift = (
-        np.zeros((batch, heads, padded), np.float32),
-        np.full((batch, heads, padded), np.inf, np.float32),
-    )
-    delta[:, :, :q_len] = (out * grad.double()).sum(3)
-    shift[:, :, :q_len] = torch.where(lse.isinf(), torch.inf, lse / np.log(2.0))
-    sums = np.zeros((batch * heads * padded, dim), np.float32)
-    dk, dv = (np.full(x.shape, np.nan, np.float32) for x in (k, v))
-    arrays = [_array(x) for x in (q, k, v, grad)]
-    block_q, block_kv = plan.tiles.block_q, plan.tiles.block_kv
-    rows = {Source.DELTA: torch.from_numpy(delta), Source.SHIFT: torch.from_numpy(shift)}
-    rows[Source.LOST] = torch.zeros(1, dtype=torch.int32)
-    given = _arguments(call, made, kernel, rows, shape)
-    given |= {
-        f"{name}_desc": Descriptor(x, n, dim)
-        for name, x, n in zip(
-            ("q", "k", "v", "dout", "dk", "dv"),
-            (*arrays, dk, dv),
-            (block_q, block_kv, block_kv, block_q, KEYS, KEYS),
-            strict=True,
-        )
-    }
-    given |= {
-        "delta_desc": Rows(delta, block_q),
-        "shift_desc": Rows(shift, block_q),
-        "dq_sum_desc": Sums(sums, block_q, plan.dq_columns, by_columns=plan.halves_are_columns),
-    }
-    programs = -(-kv_len // block_kv) * kv_heads * batch
-    if plan.in_rounds:
-        counters = np.zeros(2, np.int32)
-        given["counter_ptr"] = counters
-        programs = min(programs, PROCESSORS)
-    run_backward(kernel.source, given, programs)
-    dq = sums.reshape(batch, heads, padded, dim)[:, :, :q_len] * call.scale
-    assert not sums.reshape(batch, heads, padded, dim)[:, :, q_len:].any()
-    for found, wanted in zip((dq, dk, dv), expected, strict=True):
-        assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
+def test_gradients(mask: Mod | None, shape: Shape, groups: int) -> None:
+    given = _Given(mask, shape, deterministic=False)
+    assert given.groups == groups
+    given.check(given.run())
+
+
+@pytest.mark.parametrize(("mask", "shape", "groups"), IN_ORDER)
+def test_gradients_in_order(mask: Mod | None, shape: Shape, groups: int) -> None:
+    given = _Given(mask, shape, deterministic=True)
+    assert given.groups == groups
+    found, again = given.run(), given.run(at_a_time=3)
+    given.check(found)
+    assert all((one == other).all() for one, other in zip(found, again, strict=True))
+
+
+class _Given:
+    """Inputs of a backward, its large kernel, and what is expected."""
+
+    def __init__(self, mask: Mod | None, shape: Shape, *, deterministic: bool) -> None:
+        torch.manual_seed(0)
+        batch, heads, kv_heads, q_len, kv_len, dim = self.shape = shape
+        self.inputs = [
+            torch.randn(batch, h, n, dim).bfloat16()
+            for h, n in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len))
+        ]
+        q, k, v, grad = self.inputs
+        self.call = problem(q, k, v, mask_mod=mask, deterministic=deterministic).call
+        self.made, self.kernel = _kernel(self.call, mask, shape)
+        plan = self.kernel.plan
+        assert isinstance(plan, HopperBackwardPlan)
+        self.plan, self.groups = plan, plan.groups
+        out, lse, self.expected = _expected(mask, q, k, v, grad, self.call.scale)
+        self.padded = padded = -(-q_len // ROWS_PADDED_TO) * ROWS_PADDED_TO
+        self.delta = np.zeros((batch, heads, padded), np.float32)
+        self.shift = np.full((batch, heads, padded), np.inf, np.float32)
+        self.delta[:, :, :q_len] = (out * grad.double()).sum(3)
+        self.shift[:, :, :q_len] = torch.where(lse.isinf(), torch.inf, lse / np.log(2.0))
+
+    def run(self, at_a_time: int = 6) -> list[Any]:
+        """Gradients of q, k and v."""
+        batch, heads, kv_heads, q_len, kv_len, dim = self.shape
+        block_q, block_kv = self.plan.tiles.block_q, self.plan.tiles.block_kv
+        sums = np.zeros((batch * heads * self.padded, dim), np.float32)
+        dk, dv = (np.full((batch, kv_heads, kv_len, dim), np.nan, np.float32) for _ in range(2))
+        rows = {Source.DELTA: torch.from_numpy(self.delta), Source.SHIFT: torch.from_numpy(self.shift)}
+        rows[Source.LOST] = torch.zeros(1, dtype=torch.int32)
+        rows[Source.TURNS] = torch.zeros(1 + batch * heads * self.padded // block_q, dtype=torch.int32)
+        given = _arguments(self.call, self.made, self.kernel, rows, self.shape)
+        given |= {
+            f"{name}_desc": Descriptor(x, n, dim)
+            for name, x, n in zip(
+                ("q", "k", "v", "dout", "dk", "dv"),
+                (*map(_array, self.inputs), dk, dv),
+                (block_q, block_kv, block_kv, block_q, KEYS, KEYS),
+                strict=True,
+            )
+        }
+        given |= {
+            "delta_desc": Rows(self.delta, block_q),
+            "shift_desc": Rows(self.shift, block_q),
+            "dq_sum_desc": Sums(sums, block_q, self.plan.dq_columns, by_columns=self.plan.halves_are_columns),
+        }
+        programs = -(-kv_len // block_kv) * kv_heads * batch
+        if self.plan.in_rounds:
+            given["counter_ptr"] = np.zeros(2, np.int32)
+            programs = min(programs, PROCESSORS)
+        run_backward(self.kernel.source, given, programs, at_a_time)
+        of_rows = sums.reshape(batch, heads, self.padded, dim)
+        assert not of_rows[:, :, q_len:].any()
+        return [of_rows[:, :, :q_len] * self.call.scale, dk, dv]
+
+    def check(self, found: list[Any]) -> None:
+        """Whether these are the gradients."""
+        for one, wanted in zip(found, self.expected, strict=True):
+            assert np.abs(one - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 def _expected(
-    mask: Mod, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, scale: float
+    mask: Mod | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Output, lse and gradients in fp64."""
     group = q.shape[1] // k.shape[1]

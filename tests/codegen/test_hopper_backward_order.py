@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ from flexc.resolve import resolve
 from tests.codegen.generate import Mod, spec_for
 from tests.gradients import problem
 
-_RUN = ("place_of", "turn_before", "rows_of", "add_in_order", "next_tile", "count_steps")
+_RUN = ("place_of", "turns_before", "rows_of", "add_in_order", "next_tile", "count_steps")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def _gl() -> SimpleNamespace:
         minimum=np.minimum,
         maximum=np.maximum,
         min=lambda x, axis: np.min(x, axis=axis),
+        max=lambda x, axis: np.max(x, axis=axis),
         sum=lambda x, axis: np.sum(x, axis=axis),
         cdiv=lambda a, b: -(-a // b),
         arange=lambda a, b, layout: np.arange(a, b),
@@ -112,6 +114,7 @@ class _Program:
             "pass_turn": self._pass,
         }
         exec(compile(ast.Module([*constants, *wanted], []), "generated", "exec"), self.space)
+        self.groups = kernel.plan.tiles.block_kv // 64
         self.numbers = {a.name: numbers.get(a.name, 0) for a in kernel.arguments}
         self._found: list[_Visit] = []
         self._rows: list[int] = []
@@ -125,15 +128,19 @@ class _Program:
 
     def _pass(self, place: _Pointer, turn: Any) -> None:
         assert int(place.offset) == self._place
-        assert len(self._rows) == 2
+        assert len(self._rows) == self.groups
         self._found.append(_Visit(self._place, self._wanted, int(turn), min(self._rows)))
 
     def visits(self, pid: int) -> list[_Visit]:
         """What program `pid` adds, in its order."""
         self._found = []
         barrier = _Barrier()
-        self.space["add_in_order"](barrier, barrier, barrier, pid, *self.numbers.values())
-        return self._found
+        of_warps = []
+        for which in (0, 1):
+            self._found = []
+            self.space["add_in_order"](which, barrier, barrier, barrier, pid, *self.numbers.values())
+            of_warps.append(self._found)
+        return [x for pair in zip_longest(*of_warps) for x in pair if x is not None]
 
     def walk(self, pid: int) -> list[int]:
         """The rows of dQ that its loading warp walks, as TMA counts them."""

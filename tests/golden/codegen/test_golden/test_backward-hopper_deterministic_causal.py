@@ -496,6 +496,7 @@ def rows_of(
 
 @gluon.jit
 def add_in_order(
+    which: gl.constexpr,
     dq_smem, staged, fetched, ticket,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, turns_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
@@ -504,7 +505,10 @@ def add_in_order(
     dv_stride_s, q_heads, group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc,
     dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """One warp adds the tiles of dQ to memory, each behind those of later keys: so that sums are the same every time.
+    """One of two warps adds the tiles of dQ to memory, each behind those of later keys: so that sums are the same every time.
+
+    The warps take tiles in turn. Until one is in memory, and that is known there, a step is over: a single warp
+    would keep the others waiting.
 
     The programs of a head begin with that of its last keys, whose turn is 1. In `turns_ptr` each tile of rows has the
     turn of the program that added to it last; the next waits for that of the program before it among those
@@ -540,16 +544,17 @@ def add_in_order(
         )  # fmt: skip
         for q_start in range(q_first, q_end, BLOCK_Q):
             wanted = gl.where((q_start >= before_first) & (q_start < before_end), own_turn - 1, 0)
-            # Asked first: the answer mostly comes while the tile is computed.
-            await_turn(turns + q_start // BLOCK_Q, wanted)
-            mbarrier.wait(staged.index(0), step & 1)
-            dq_row = (first_row + q_start) * (PADDED_DIM // 32)
-            tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(0))
-            tma_add(dq_sum_desc, [dq_row + 2 * DQ_COLUMNS, 0], dq_smem.index(1))
-            tma.store_wait(0)
-            thread_barrier()
-            mbarrier.arrive(fetched.index(0), count=1)
-            pass_turn(turns + q_start // BLOCK_Q, own_turn)
+            if step % 2 == which:
+                # Asked first: the answer mostly comes while the tile is computed.
+                await_turn(turns + q_start // BLOCK_Q, wanted)
+                mbarrier.wait(staged.index(which), step // 2 & 1)
+                dq_row = (first_row + q_start) * (PADDED_DIM // 32)
+                tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(0))
+                tma_add(dq_sum_desc, [dq_row + 2 * DQ_COLUMNS, 0], dq_smem.index(1))
+                tma.store_wait(0)
+                thread_barrier()
+                mbarrier.arrive(fetched.index(0), count=1)
+                pass_turn(turns + q_start // BLOCK_Q, own_turn)
             step += 1
 
 
@@ -677,30 +682,30 @@ def accumulate(
         dv = warpgroup_mma(
             gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
         )
+        dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
         give_turn(step, 1 - which)
         # The weights may be read again only when dV no longer does, or every product would wait for the one before.
-        dp, dv, dk = warpgroup_mma_wait(0, deps=[dp, dv, dk])
-        dk = warpgroup_mma_init(dk)
+        dp, dv, dk = warpgroup_mma_wait(1, deps=[dp, dv, dk])
         mbarrier.arrive(done.index(step % 2), count=1)
         ds_mine = ds_smem.index(step % 2).slice(first_key, KEYS, 0)
         ds_mine.store(score_gradient(share, dp))
         fence_async_shared()
         take_turn(step, which)
         mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
         # In the last step these are scores of an old tile, which nobody reads.
         score = warpgroup_mma(k_rows, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
         dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
         dq = warpgroup_mma_wait(2, deps=[dq])
-        # The turn passes on when dQ has read its dS, which the other one overwrites next.
-        give_turn(step, 1 - which)
         mbarrier.wait(fetched.index(0), step & 1)
         stage(dq, dq_smem.index(which))
         start = told(starts, step + 1, one_layout)
         shift = shift_smem.index(after).load(row_layout)
         score = warpgroup_mma_wait(1, deps=[score])
+        # The turn passes on when dQ has read its dS, which the other one overwrites next, and S is complete: the
+        # other's S beside it would delay it.
+        give_turn(step, 1 - which)
         fence_async_shared()
-        mbarrier.arrive(staged.index(0), count=1)
+        mbarrier.arrive(staged.index((step - 1) % 2), count=1)
     take_turn(never, which)
     dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
     if which == 0:
@@ -719,7 +724,7 @@ def accumulate(
     mbarrier.wait(fetched.index(0), steps & 1)
     stage(dq, dq_smem.index(which))
     fence_async_shared()
-    mbarrier.arrive(staged.index(0), count=1)
+    mbarrier.arrive(staged.index((steps - 1) % 2), count=1)
     # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
     # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
     # A sum of zeros times numbers is NaN if one of them is NaN or Inf.
@@ -773,10 +778,11 @@ def attention_backward(
     dout_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     counted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    # Both halves of a tile of dQ are in shared memory; they may be overwritten.
-    staged = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    # A tile of dQ is in shared memory, as one of the two warps that add waits for it; it may be overwritten.
+    staged = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     fetched = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(staged.index(0), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(staged.index(i), count=2)
     mbarrier.init(fetched.index(0), count=1)
     # Not the number of the program: programs wait for those with lower numbers, which this way have begun.
     ticket = gl.allocate_shared_memory(gl.int32, [1, 1], plain)
@@ -838,7 +844,19 @@ def attention_backward(
             (
                 add_in_order,
                 (
-                    dq_smem, staged, fetched, ticket,
+                    0, dq_smem, staged, fetched, ticket,
+                    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+                    lost_ptr, turns_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
+                    k_stride_s, v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h,
+                    dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h,
+                    dv_stride_s, q_heads, group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc,
+                    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
+                ),
+            ),
+            (
+                add_in_order,
+                (
+                    1, dq_smem, staged, fetched, ticket,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, turns_ptr, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
                     k_stride_s, v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h,
@@ -848,8 +866,8 @@ def attention_backward(
                 ),
             ),
         ],
-        [4, 1, 1],
-        [240, 24, 24],
+        [4, 1, 1, 1],
+        [240, 24, 24, 24],
     )  # fmt: skip
 
 

@@ -112,14 +112,14 @@ def add_by_tma(descriptor, place, tile, _semantic=None):
 
 tma_add = getattr(tma, "async_atomic_add", None) or add_by_tma
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
-BLOCK_KV = gl.constexpr(128)  # keys of a program
+BLOCK_KV = gl.constexpr(64)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of each of its two warpgroups
-BLOCK_Q = gl.constexpr(128)  # queries of a step
-Q_STAGES = gl.constexpr(3)  # tiles of queries that shared memory holds; of dO it holds two
+BLOCK_Q = gl.constexpr(64)  # queries of a step
+Q_STAGES = gl.constexpr(4)  # tiles of queries that shared memory holds; of dO it holds two
 PADDED_DIM = gl.constexpr(64)  # head dimension, to a power of two
 DQ_COLUMNS = gl.constexpr(64)  # columns of a warpgroup's part of dQ, which has 64 rows
-KV_BYTES = gl.constexpr(16384)  # of the keys, and of the values
-Q_BYTES = gl.constexpr(16384)  # of a tile of queries, and of dO
+KV_BYTES = gl.constexpr(8192)  # of the keys, and of the values
+Q_BYTES = gl.constexpr(8192)  # of a tile of queries, and of dO
 ROWS_PADDED_TO = gl.constexpr(256)  # rows of a head of delta, shift and the sums are padded to
 WALK = gl.constexpr(8)  # steps whose rows shared memory tells
 L2_ROWS = gl.constexpr(32768)  # rows of queries, dO and dQ that the L2 cache holds
@@ -225,8 +225,8 @@ def score_gradient(share, dp, delta):
 @gluon.jit
 def query_gradient(ds_tile, k_smem, zero, which: gl.constexpr):
     """Start the product of dS and K: this warpgroup's half of the tile's dQ."""
-    rows = ds_tile.slice(which * 64, 64, 1).permute((1, 0))
-    return warpgroup_mma(rows, k_smem, zero, use_acc=False, is_async=True)
+    k_half = k_smem.slice(which * DQ_COLUMNS, DQ_COLUMNS, 1)
+    return warpgroup_mma(ds_tile.permute((1, 0)), k_half, zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -572,7 +572,7 @@ def pass_turn(turn_ptr, turn):
 
 
 @gluon.jit
-def turn_before(
+def turns_before(
     b, h, kv_start, q_start,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
@@ -584,27 +584,34 @@ def turn_before(
     never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
     dq_sum_desc,
 ):  # fmt: skip
-    """The turn of the next keys, after those from `kv_start` on, that the rows at `q_start` visit; 0 if there are none.
+    """Of 32 tiles of rows from `q_start` on: the turn of the next keys after those from `kv_start` on that they visit.
 
-    Which these are, the block map says by rows of queries.
+    0 if there are none. Which these are, the block map says by rows of queries.
     """
     following = kv_start + BLOCK_KV
-    map_row = row_map_offsets_ptr + b * row_map_stride_b + h * row_map_stride_h + q_start // map_block_kv
+    rows = gl.minimum(
+        q_start + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0])) * BLOCK_Q, q_len - 1
+    )
+    map_row = row_map_offsets_ptr + b * row_map_stride_b + h * row_map_stride_h + rows // map_block_kv
+    # From `low` to `high` lies the first stretch that ends behind the following keys' beginning.
+    low = gl.load(map_row)
     end_stretch = gl.load(map_row + 1)
-    nearest = kv_len
-    for some in range(gl.load(map_row), end_stretch, 32):
-        numbers = some + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-        inside = numbers < end_stretch
-        firsts = gl.load(row_map_stretches_ptr + numbers * 4, mask=inside, other=0) * map_block_q
-        ends = gl.load(row_map_stretches_ptr + numbers * 4 + 3, mask=inside, other=0) * map_block_q
-        nearest = gl.minimum(
-            nearest, gl.min(gl.where(ends > following, gl.maximum(firsts, following), kv_len), 0)
-        )
+    high = end_stretch
+    while gl.max(high - low, 0) > 0:
+        middle = (low + high) // 2
+        some = low < high
+        end = gl.load(row_map_stretches_ptr + (middle * 4 + 3), mask=some, other=0) * map_block_q
+        high = gl.where(some & (end > following), middle, high)
+        low = gl.where(some & (end <= following), middle + 1, low)
+    some = low < end_stretch
+    first = gl.load(row_map_stretches_ptr + low * 4, mask=some, other=0) * map_block_q
+    nearest = gl.where(some, gl.maximum(first, following), kv_len)
     return gl.where(nearest < kv_len, (kv_len - 1 - nearest) // BLOCK_KV + 1, 0)
 
 
 @gluon.jit
 def add_in_order(
+    which: gl.constexpr,
     dq_smem, staged, fetched, ticket,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
@@ -616,7 +623,10 @@ def add_in_order(
     never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
     dq_sum_desc,
 ):  # fmt: skip
-    """One warp adds the tiles of dQ to memory, each behind those of later keys: so that sums are the same every time.
+    """One of two warps adds the tiles of dQ to memory, each behind those of later keys: so that sums are the same every time.
+
+    The warps take tiles in turn. Until one is in memory, and that is known there, a step is over: a single warp
+    would keep the others waiting.
 
     The programs of a head begin with that of its last keys, whose turn is 1. In `turns_ptr` each tile of rows has the
     turn of the program that added to it last; the next waits for that of the program before it among those
@@ -628,6 +638,8 @@ def add_in_order(
     own_turn = (kv_len - 1 - kv_start) // BLOCK_KV + 1
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     step = kv_h * 0
+    numbers = gl.arange(0, 32, layout=one_layout)
+    before = numbers * 0
     for h in range(kv_h * group, kv_h * group + group):
         first_row = (b * q_heads + h) * padded_len
         turns = turns_ptr + 1 + first_row // BLOCK_Q
@@ -636,31 +648,11 @@ def add_in_order(
             at = map_stretches_ptr + stretch * 4
             q_first = gl.load(at) * map_block_kv
             q_end = gl.minimum(gl.load(at + 3) * map_block_kv, q_len)
-            wanted = turn_before(
-                b, h, kv_start, q_first,
-                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-                lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
-                map_stride_b, map_stride_h, map_block_q, map_block_kv, row_map_offsets_ptr,
-                row_map_stretches_ptr, row_map_stride_b, row_map_stride_h, q_stride_b, q_stride_h,
-                q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-                dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
-                dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len, scale, batch,
-                never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
-                dq_sum_desc,
-            )  # fmt: skip
             for q_start in range(q_first, q_end, BLOCK_Q):
-                # Asked first: the answer mostly comes while the tile is computed.
-                await_turn(turns + q_start // BLOCK_Q, wanted)
-                mbarrier.wait(staged.index(0), step & 1)
-                dq_row = (first_row + q_start) * (PADDED_DIM // 32)
-                tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(0))
-                tma_add(dq_sum_desc, [dq_row + 2 * DQ_COLUMNS, 0], dq_smem.index(1))
-                tma.store_wait(0)
-                thread_barrier()
-                mbarrier.arrive(fetched.index(0), count=1)
-                if ((q_start + BLOCK_Q) % map_block_kv == 0) & (q_start + BLOCK_Q < q_end):
-                    wanted = turn_before(
-                        b, h, kv_start, q_start + BLOCK_Q,
+                number = (q_start - q_first) // BLOCK_Q % 32
+                if number == 0:
+                    before = turns_before(
+                        b, h, kv_start, q_start,
                         q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                         lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
                         map_stride_b, map_stride_h, map_block_q, map_block_kv, row_map_offsets_ptr,
@@ -671,7 +663,17 @@ def add_in_order(
                         never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
                         dq_sum_desc,
                     )  # fmt: skip
-                pass_turn(turns + q_start // BLOCK_Q, own_turn)
+                wanted = gl.max(gl.where(numbers == number, before, 0), 0)
+                if step % 2 == which:
+                    # Asked first: the answer mostly comes while the tile is computed.
+                    await_turn(turns + q_start // BLOCK_Q, wanted)
+                    mbarrier.wait(staged.index(which), step // 2 & 1)
+                    dq_row = (first_row + q_start) * (PADDED_DIM // 32)
+                    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(0))
+                    tma.store_wait(0)
+                    thread_barrier()
+                    mbarrier.arrive(fetched.index(0), count=1)
+                    pass_turn(turns + q_start // BLOCK_Q, own_turn)
                 step += 1
 
 
@@ -805,7 +807,7 @@ def accumulate(
         ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(ds)
         fence_async_shared()
         mbarrier.arrive(done.index(step % 2), count=1)
-        mbarrier.arrive(staged.index(0), count=1)
+        mbarrier.arrive(staged.index((step - 1) % 2), count=1)
         dk = warpgroup_mma(gl.convert_layout(ds, weight_layout), q_smem.index(slot), dk, is_async=True)
         mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
         # In the last step these are scores of an old tile, which nobody reads.
@@ -830,7 +832,7 @@ def accumulate(
     mbarrier.wait(fetched.index(0), steps & 1)
     stage(dq, dq_smem.index(which))
     fence_async_shared()
-    mbarrier.arrive(staged.index(0), count=1)
+    mbarrier.arrive(staged.index((steps - 1) % 2), count=1)
     # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
     # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
     # A sum of zeros times numbers is NaN if one of them is NaN or Inf.
@@ -874,7 +876,7 @@ def attention_backward(
     )
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_KV, BLOCK_Q], OPERAND)
     ds_smem = gl.allocate_shared_memory(OPERAND, [2, BLOCK_KV, BLOCK_Q], ds_layout)
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2, 2 * DQ_COLUMNS, 32], dq_sum_desc.layout)
+    dq_smem = gl.allocate_shared_memory(gl.float32, [1, 2 * DQ_COLUMNS, 32], dq_sum_desc.layout)
     # 0, 1, 2, ...: read where they are needed. Of the loops' own they would occupy registers.
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     table = gl.allocate_shared_memory(gl.int32, [BLOCK_Q], plain)
@@ -890,10 +892,11 @@ def attention_backward(
     dout_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     counted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    # Both halves of a tile of dQ are in shared memory; they may be overwritten.
-    staged = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    # A tile of dQ is in shared memory, as one of the two warps that add waits for it; it may be overwritten.
+    staged = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     fetched = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(staged.index(0), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(staged.index(i), count=1)
     mbarrier.init(fetched.index(0), count=1)
     # Not the number of the program: programs wait for those with lower numbers, which this way have begun.
     ticket = gl.allocate_shared_memory(gl.int32, [1, 1], plain)
@@ -906,7 +909,7 @@ def attention_backward(
         mbarrier.init(q_ready.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(dout_ready.index(i), count=1)
-        mbarrier.init(done.index(i), count=2)
+        mbarrier.init(done.index(i), count=1)
     fence_async_shared()
     # The first function runs on the program's own warps, the others on warps of their own.
     gl.warp_specialize(
@@ -915,23 +918,6 @@ def attention_backward(
                 accumulate,
                 (
                     0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table,
-                    starts, heads, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
-                    staged, fetched, ticket,
-                    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-                    lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
-                    map_stride_b, map_stride_h, map_block_q, map_block_kv, row_map_offsets_ptr,
-                    row_map_stretches_ptr, row_map_stride_b, row_map_stride_h, q_stride_b, q_stride_h,
-                    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-                    dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
-                    dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len, scale, batch,
-                    never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
-                    dq_sum_desc,
-                ),
-            ),
-            (
-                accumulate,
-                (
-                    1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, doc_ids_q_smem, ds_smem, dq_smem, table,
                     starts, heads, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
                     staged, fetched, ticket,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
@@ -964,7 +950,22 @@ def attention_backward(
             (
                 add_in_order,
                 (
-                    dq_smem, staged, fetched, ticket,
+                    0, dq_smem, staged, fetched, ticket,
+                    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+                    lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
+                    map_stride_b, map_stride_h, map_block_q, map_block_kv, row_map_offsets_ptr,
+                    row_map_stretches_ptr, row_map_stride_b, row_map_stride_h, q_stride_b, q_stride_h,
+                    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+                    dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
+                    dv_stride_b, dv_stride_h, dv_stride_s, q_heads, group, q_len, kv_len, scale, batch,
+                    never, q_desc, k_desc, v_desc, dout_desc, dk_desc, dv_desc, shift_desc, delta_desc,
+                    dq_sum_desc,
+                ),
+            ),
+            (
+                add_in_order,
+                (
+                    1, dq_smem, staged, fetched, ticket,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, turns_ptr, doc_ids_ptr, doc_ids_size_0, map_offsets_ptr, map_stretches_ptr,
                     map_stride_b, map_stride_h, map_block_q, map_block_kv, row_map_offsets_ptr,
@@ -977,8 +978,8 @@ def attention_backward(
                 ),
             ),
         ],
-        [4, 1, 1],
-        [240, 24, 24],
+        [1, 1, 1],
+        [24, 24, 24],
     )  # fmt: skip
 
 
@@ -992,9 +993,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-BLOCK_Q = tl.constexpr(128)  # query rows of a tile
+BLOCK_Q = tl.constexpr(64)  # query rows of a tile
 PADDED_DIM = tl.constexpr(64)  # head dimension of q, to a power of two
-PARTS = tl.constexpr(2)  # of a tile of dQ
+PARTS = tl.constexpr(1)  # of a tile of dQ
 DQ_COLUMNS = tl.constexpr(64)  # columns of a part, which has 64 rows
 ROWS_PADDED_TO = tl.constexpr(256)  # rows of a head of the sums are padded to
 
@@ -1032,8 +1033,8 @@ def attention_backward_finish(
     dq = tl.load(dq_sum_ptr + sums_at + tl.arange(0, 64 * DQ_COLUMNS))
     dq = tl.reshape(dq, (DQ_COLUMNS // 8, 4, 8, 4, 2, 2))
     dq = tl.reshape(tl.permute(dq, (1, 4, 2, 0, 3, 5)), (64, DQ_COLUMNS))
-    rows = q_start + part * 64 + tl.arange(0, 64)
-    dims = tl.arange(0, DQ_COLUMNS)
+    rows = q_start + tl.arange(0, 64)
+    dims = part * DQ_COLUMNS + tl.arange(0, DQ_COLUMNS)
     lost = tl.sum(tl.sum((dq != dq).to(tl.int32), 1), 0)  # noqa: PLR0124
     if lost > 0:
         tl.store(lost_ptr, 1)
