@@ -162,11 +162,15 @@ class Hoisting:
 
     def scale(self, factor: Expr) -> str:
         """The softmax scale times `factor`."""
-        if factor in self.bound:
-            return f"scale * {self.bound[factor]}"
-        block = emit(self._scope(self.taken), [factor], [None])
+        return f"scale * {self.value(factor)}"
+
+    def value(self, root: Expr) -> str:
+        """What the head knows: a name, or an expression."""
+        if root in self.bound:
+            return self.bound[root]
+        block = emit(self._scope(self.taken), [root], [None])
         self.helpers |= block.helpers
-        return f"scale * {block.results[0]}"
+        return block.results[0]
 
     def anywhere(self, name: str, roots: Sequence[Expr], doc: str) -> Element:
         """`roots` as a function of any pairs of a head: nothing but what the head knows is passed to it."""

@@ -11,7 +11,7 @@ from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots, tile_bounds
 from flexc.codegen.distance import reads_by_distance
 from flexc.codegen.gluon_names import RENAMED
-from flexc.codegen.hoisting import Element, Hoisting, mask_form, of_functions, score_form
+from flexc.codegen.hoisting import Element, Hoisting, of_functions
 from flexc.codegen.hopper_constants import ELEMENT, constants_of
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_keys import (
@@ -24,16 +24,15 @@ from flexc.codegen.hopper_keys import (
     lines_of_loads,
     vectors_of,
 )
-from flexc.codegen.hopper_masks import Side, by_ends, mask_near, mask_sides
+from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
 from flexc.codegen.hopper_plan import HopperPlan
 from flexc.codegen.hopper_rows import TileRows, block_of_rows, tile_rows
+from flexc.codegen.hopper_score import hopper_score
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others, target_of
 from flexc.codegen.module import GeneratedKernel, header
-from flexc.codegen.nearness import near_form
 from flexc.codegen.preamble import Preamble
 from flexc.codegen.render import render
-from flexc.codegen.softmax_form import SoftmaxForm, softmax_form, summands
-from flexc.ir.expr import Expr, topological
+from flexc.ir.expr import Expr
 from flexc.ir.graph import ModSource
 from flexc.ir.ops import Input
 from flexc.ir.place import Placement, place
@@ -53,6 +52,8 @@ _WHEREABOUTS = (
     *(f"{tensor}_ptr" for tensor in ("q", "k", "v", "out")),
     *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
 )
+_SLOPED = "score * score_scale + gl.fma(kv_on.to(gl.float32), slope + zero, of_first)"
+_RISE = "gl.maximum(-slope, 0.0) * to_log2 * (kv_start - kv_first)"  # in base 2, where far keys have more
 _WIDTH = 88
 """Of the lines that pass the arguments on; the deepest begin in column 20."""
 
@@ -140,7 +141,16 @@ class _Forward(Preamble):
     turns: bool
     turns_by_scores: bool
     short: bool
+    slope: str | None
+    """What scores rise by from key to key, where that and `row_score` are all of the score_mod."""
+    whole_score: str
+    """A tile of scores with the slope's part, and by how much other keys' may be larger."""
+    rise: str
+    fixed: bool
+    """What is taken from the scores of a row is the same in all steps: it is `bounded` or `guessed`."""
     bounded: bool
+    guessed: bool
+    """That was chosen by the first tile of keys, and may prove wrong."""
     polynomials: bool
     """Some powers of two are computed as polynomials."""
     out_through_q: bool
@@ -205,19 +215,13 @@ def _view(
     names: tuple[str, ...],
     arguments: tuple[Argument, ...],
 ) -> _Forward:
-    score, factor = score_form(spec)
-    allowed, ranges = mask_form(spec), ranges_of(spec)
-    if allowed is not None and plan.packed_heads == 1:
-        allowed = by_ends(allowed, ranges)
+    ranges = ranges_of(spec)
     rows = tile_rows(plan)
-    score, parts = _near(score, allowed, packed=rows.packed)
-    form = SoftmaxForm(None, None, 1.0) if score is None else softmax_form(score, by_row=not plan.bounded)
-    if form.row is not None and parts & set(topological(form.row)):
-        # Of a step's distances, the row's part is new in every step: whatever else it has is not.
-        form = form if parts.issuperset(summands(form.row)) else SoftmaxForm(score, None, 1.0)
-        parts |= {form.row} if form.row is not None else frozenset()
-    score, factor = form.score, form.scale(factor)
-    roots = [r for r in (score, factor, form.row, form.size, allowed) if r is not None]
+    found = hopper_score(spec, packed=plan.packed_heads > 1, by_row=not plan.bounded)
+    form, parts, factor, allowed = found.form, found.near, found.factor, found.allowed
+    slope = found.slope if plan.guessed else None
+    score = form.score if slope is None else None
+    roots = [r for r in (score, slope, factor, form.row, form.size, allowed) if r is not None]
     distances = () if score is None or spec.packed_heads > 1 else reads_by_distance(score)
     bound_roots = [] if ranges is None else range_roots(ranges)
     hoisting = Hoisting(
@@ -246,11 +250,12 @@ def _view(
     own_lines = tuple(line for line in keys.own_lines if not is_idle(target_of(line), decided))
     score_steps = lines_in_step(others(score_lines, near), vectors, elements)
     mask_steps = lines_in_step(mask_lines, vectors, elements)
+    slope_of = None if slope is None else gluon([hoisting.value(slope)])[0]
     heads = gluon(hoisting.head)
     to_log2 = "LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}"
     to_log2 += "" if form.size is None else f" * {hoisting.bound[form.size]}"
     mods = [*hoisting.row, scale, to_log2, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
-    mods += shared.calls
+    mods += [*shared.calls, slope_of or ""]
     head_lines = needed(heads, [*mods, *score_steps, *mask_steps, *keys.own_lines])
     of_tile = [*head_lines, *mods, *score_steps, *mask_steps, *_read_of_tile(spec, keys)]
     of_tile += ["q_start"] if hoisting.row or Input.Q_IDX in inputs or shared.vectors else []
@@ -339,7 +344,12 @@ def _view(
         turns=plan.turns,
         turns_by_scores=plan.turns_by_scores,
         short=plan.short,
+        slope=slope_of,
+        whole_score="score" if slope_of is None else _SLOPED,
+        rise="0.0" if slope_of is None or keys.steps_told else _RISE,
+        fixed=plan.bounded or plan.guessed,
         bounded=plan.bounded,
+        guessed=plan.guessed,
         polynomials=plan.polynomials,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",
@@ -352,18 +362,6 @@ def _view(
         worker_warps=(4,) * (plan.consumers - 1) + (1,),
         worker_registers=(plan.registers[0],) * (plan.consumers - 1) + (plan.registers[1],),
     )
-
-
-def _near(score: Expr | None, mask: Expr | None, *, packed: bool) -> tuple[Expr | None, frozenset[Expr]]:
-    """The score with its distances in parts, if the mask needs none of them and nothing is read at one.
-
-    `packed`: rows of a tile are of several heads, and nothing is read once a distance.
-    """
-    at_distances = score is not None and not packed and bool(reads_by_distance(score))
-    found = None if score is None or at_distances else near_form(score, by_head=not packed)
-    if found is None or (mask is not None and found[1] & set(topological(mask))):
-        return score, frozenset()
-    return found
 
 
 def _reads_columns(lines: Sequence[str], elements: Sequence[Element]) -> bool:

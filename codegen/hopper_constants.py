@@ -6,7 +6,7 @@ from flexc.codegen.hopper_keys import Keys
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.hopper_rows import row_constants
 from flexc.codegen.preamble import LN2, LOG2E, Constant
-from flexc.codegen.softmax_form import MOST_SHIFT
+from flexc.codegen.softmax_form import MARGIN, MOST_SHIFT, TOO_LARGE
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
 
@@ -52,6 +52,13 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             Constant("HEAD_DIM_V", spec.head_dim_v, "and these"),
             Constant("FEW_KEYS", 16, "keys of a step where values are left out"),
             Constant("FEW_DIMS", 32, "columns of its operands and result"),
+        ]
+    if plan.guessed:
+        constants += [
+            Constant(
+                "MARGIN", MARGIN, "so much larger may scores be in base 2, besides the range of weights"
+            ),
+            Constant("TOO_LARGE", TOO_LARGE, "makes sums infinite beside which 1 is nothing"),
         ]
     if plan.bounded:
         constants.append(

@@ -10,6 +10,7 @@ from flexc.codegen.bands import Lengths, band_tiles
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.distance import only_adds_by_distance, pair_loads
 from flexc.codegen.few_rows import FEW
+from flexc.codegen.hopper_score import hopper_score
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, packing
 from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
@@ -55,6 +56,9 @@ class HopperPlan(KernelPlan):
     """A turn is over when the scores are there, not when the products are issued."""
     bounded: bool
     """Scores are near zero by themselves: no row has a largest one, nor is anything scaled to it."""
+    guessed: bool
+    """What is taken from a row's scores is the largest one of its first keys; where later ones are far
+    larger, rows are computed again."""
     polynomials: bool
     """Some of the weights are computed by multiplications, since exponentials and tanh share a unit."""
     short: bool
@@ -156,7 +160,7 @@ def for_narrow_band(
         lengths: (q_len, kv_len), or None for any.
         options: of the call.
     """
-    if max(padded(spec.head_dim), padded(spec.head_dim_v)) != 128 or "block_kv" in options:
+    if max(padded(spec.head_dim), padded(spec.head_dim_v)) not in (64, 128) or "block_kv" in options:
         return spec
     if spec.score is not None or spec.dropout or spec.few_rows or not moves_on(spec):
         return spec
@@ -183,6 +187,25 @@ def is_bounded(spec: AttentionSpec) -> bool:
     return spec.bounded and spec.mask is not None and fits
 
 
+def is_guessed(spec: AttentionSpec) -> bool:
+    """Whether rows are scaled to the largest score of the first tile in which they see a key.
+
+    Weights have the range of a float, so nothing is lost unless a later score is larger by 94. Rows that have
+    such scores are computed again, which only kernels of masks can do.
+    """
+    fits = spec.q_storage is Storage.BF16 and not spec.has_sinks and not spec.dropout
+    known = spec.score is None or has_slope(spec)
+    return fits and spec.mask is not None and known and spec.packed_heads == 1
+
+
+def has_slope(spec: AttentionSpec) -> bool:
+    """Whether a score is that of the keys and what rises or falls with the distance: ALiBi."""
+    if spec.score is None or not spec.positive_scale:
+        return False
+    found = hopper_score(spec, packed=spec.packed_heads > 1, by_row=True)
+    return found.slope is not None and found.factor is None
+
+
 def _is_bias_alone(spec: AttentionSpec) -> bool:
     """Whether the only mod is a bias by distance."""
     is_bias = spec.score is not None and only_adds_by_distance(spec.score)
@@ -193,7 +216,8 @@ def _is_plain_walk(spec: AttentionSpec) -> bool:
     """Whether scores are products alone, and every row sees all keys or one range of them in closed form."""
     ranges = ranges_of(spec)
     one_range = spec.mask is None if ranges is None else len(ranges.ranges) == 1
-    return one_range and spec.score is None and spec.packed_heads == 1 and not spec.dropout
+    simple = spec.score is None or is_guessed(spec)
+    return one_range and simple and spec.packed_heads == 1 and not spec.dropout
 
 
 def _loads(spec: AttentionSpec) -> int:
@@ -206,7 +230,7 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     wide = 64 if widest == 256 or spec.narrow or _loads(spec) or (spec.dropout and widest > 128) else 128
     # Three consumers have few registers each: enough for narrow heads without a score_mod, with a bias by
     # distance alone, or with scores near zero, whose rows have no largest one (on an H200).
-    simple = spec.score is None or _is_bias_alone(spec) or is_bounded(spec)
+    simple = spec.score is None or _is_bias_alone(spec) or is_bounded(spec) or is_guessed(spec)
     # The blocks of maps are powers of two.
     plain = simple and spec.blocks is not Blocks.MAP and not spec.dropout
     most = 192 if widest == 64 and plain else 128
@@ -279,7 +303,8 @@ def _plan(
     sums_in_parts = rescue or spec.score is not None
     # Not with one tile of query rows: its rows would be waited for before they may be loaded.
     plain = rescue and not spec.dropout and spec.packed_heads == 1
-    short = plain and spec.score is None and q_tiles == 2 and moves_on(spec)
+    few_keys = spec.narrow or tiles.block_kv == 128
+    short = plain and spec.score is None and q_tiles == 2 and moves_on(spec) and few_keys
     # Three warpgroups fall into step: all want products at once, and then all exponentials. In turns they
     # take 1 to 4 % less time on an H200, if they wait for values before the softmax. Two of wide heads lose.
     # Without a mask it is best to pass a turn on at once.
@@ -288,7 +313,8 @@ def _plan(
     values_late = values_late and tiles.block_kv == 128
     # Fewer barriers of a warpgroup pay where much is done besides products; not, beside turns, more arrivals.
     bounded = is_bounded(spec)
-    lean = short or (plain and consumers == 3 and (spec.score is None or bounded))
+    guessed = is_guessed(spec)
+    lean = short or (plain and consumers == 3 and (spec.score is None or bounded or guessed))
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -311,6 +337,7 @@ def _plan(
         turns=turns,
         turns_by_scores=turns and rescue,
         bounded=bounded,
+        guessed=guessed,
         polynomials=bounded and tanh and consumers == 3,
         short=short,
         shared=needed,

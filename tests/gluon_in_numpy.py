@@ -213,6 +213,15 @@ def _multiply(a: Any, b: Buffer, acc: Any, use_acc: Any = True, is_async: bool =
     return _Product(a, b, acc, bool(use_acc))
 
 
+SMALL_PRODUCTS: list[tuple[int, ...]] = []
+"""The shapes of what products of the older matrix instruction gave: those of rows that are computed again."""
+
+
+def _multiply_again(a: Any, b: Any, acc: Any) -> Tile:
+    SMALL_PRODUCTS.append(acc.shape)
+    return _tile(np.asarray(a) @ np.asarray(b) + acc)
+
+
 def _wait_products(number: int, deps: list[Any]) -> Any:
     found = [d.result() if isinstance(d, _Product) else d for d in deps]
     return found[0] if len(found) == 1 else tuple(found)
@@ -305,6 +314,7 @@ def _language() -> Any:
     names["bfloat16"] = "bf16"
     names |= {"max": _reduced(np.max), "sum": _reduced(np.sum), "min": _reduced(np.min)}
     names |= {"exp2": _of_one(np.exp2), "log": _of_one(np.log), "abs": _of_one(np.abs)}
+    names["fma"] = lambda a, b, c: _tile(np.asarray(a) * b + c)
     names["where"] = lambda c, a, b: _tile(np.where(c, a, b)).astype(np.result_type(a, b))
     names |= {"maximum": _of_two(np.maximum), "minimum": _of_two(np.minimum)}
     return types.SimpleNamespace(
@@ -347,7 +357,7 @@ def _modules() -> Iterator[None]:
             arrive=arrive,
             wait=wait,
         ),
-        mma_v2=lambda a, b, acc: _tile(np.asarray(a) @ np.asarray(b) + acc),
+        mma_v2=_multiply_again,
         tma=types.SimpleNamespace(
             async_load=_load_tile, async_store=_store_tile, store_wait=lambda pending: None
         ),

@@ -105,16 +105,24 @@ def test_narrow_windows_of_wide_heads_have_narrow_tiles(width: int, keys: int) -
 @pytest.mark.parametrize(
     ("mask", "facts"),
     [
-        (masks.sliding_window(128), {"head_dim": 64}),
         (masks.sliding_window(128), {"head_dim": 256}),
         (masks.sliding_window(128), {"score": scores.softcap(30.0)}),
         (masks.sliding_window(128), {"dropout": True}),
         (masks.causal, {}),
     ],
-    ids=["narrow_heads", "widest_heads", "soft_cap", "dropout", "no_band"],
+    ids=["widest_heads", "soft_cap", "dropout", "no_band"],
 )
 def test_other_calls_keep_their_tiles(mask: Mask, facts: dict[str, Any]) -> None:
     assert not _planned(mask, **facts)[0]
+
+
+@pytest.mark.parametrize(("width", "is_narrow"), [(1, True), (257, True), (258, False)])
+def test_narrow_windows_of_narrow_heads_are_short(width: int, is_narrow: bool) -> None:
+    mask = masks.sliding_window(width)
+    _, values, _ = resolve(None, mask)
+    spec = for_narrow_band(spec_for(mask, head_dim=64), values, None, {})
+    plan = make_hopper_plan(spec, TARGETS["sm90"])
+    assert (spec.narrow, plan.short, plan.turns) == (is_narrow, is_narrow, not is_narrow)
 
 
 def test_who_asks_for_tiles_gets_them() -> None:

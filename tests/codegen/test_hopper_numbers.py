@@ -19,7 +19,7 @@ from flexc.codegen.target import TARGETS
 from flexc.codegen.tiles import Tiles
 from flexc.resolve import resolve
 from tests.codegen.generate import spec_for
-from tests.gluon_in_numpy import Descriptor, run
+from tests.gluon_in_numpy import SMALL_PRODUCTS, Descriptor, run
 from tests.oracle import golden
 
 Mod = Callable[..., Any]
@@ -40,8 +40,14 @@ class Case:
     sinks: bool = False
     bounded: bool = False
     """The soft cap's number is known to be small."""
+    narrow: bool = False
+    """The band is known to be of few keys."""
     larger: float = 1.0
     """How much larger queries are."""
+    late: float = 1.0
+    """How much larger the keys from the middle on are."""
+    early: float = 1.0
+    """How much larger those before are."""
     values: float = 1.0
     """How much larger values are, which are positive then: their sums become infinite, not NaN."""
     packed: tuple[int, int] | None = None
@@ -78,6 +84,10 @@ def _bias_of_both_kinds(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> 
     return score + table[(kv_idx - q_idx + 500).clamp(0, 900)] - 0.01 * (q_idx - kv_idx).abs() - q_idx * 0.125
 
 
+def _slope_of_a_number(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (score - 0.05 * (q_idx - kv_idx)) * 1.5
+
+
 def _last_and_first(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx >= kv_idx) & ((q_idx - kv_idx < 128) | (kv_idx < 64))
 
@@ -86,10 +96,20 @@ def _late_rows(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return kv_idx <= q_idx + 270
 
 
+def _documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Of 50, in both directions: rows of a tile see none of its first keys."""
+    return q_idx // 50 == kv_idx // 50
+
+
+def _few_rows_see(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx < 70) & (q_idx % 3 == 0)
+
+
 WINDOW = masks.sliding_window(128)
 CAP = scores.softcap(30.0)
 SLOPES = scores.alibi(torch.linspace(0.01, 0.5, 12))
 ALIBI = scores.alibi(torch.tensor([0.5, 0.25, 0.1, -0.1, 0.2, 0.05, 0.3, 0.01]))
+STEEP = scores.alibi(torch.tensor([1.0, -1.0, 3.0, -3.0]))
 WIDE = Tiles(192, 128, 4, 4)
 CASES = {
     "none": Case(),
@@ -100,6 +120,10 @@ CASES = {
     "few_keys": Case(masks.causal, lengths=(700, 200), heads=(4, 2)),
     "window": Case(WINDOW, lengths=(700, 700)),
     "window_of_few_keys": Case(WINDOW, lengths=(500, 150)),
+    "narrow_window": Case(WINDOW, lengths=(700, 700), narrow=True),
+    "narrow_window_of_few_keys": Case(WINDOW, lengths=(500, 150), narrow=True),
+    "narrow_window_far_too_low": Case(WINDOW, lengths=(450, 450), narrow=True, larger=60.0),
+    "unseen_values_of_a_narrow_window": Case(WINDOW, unseen=310, narrow=True),
     "prefix": Case(masks.prefix_lm(100)),
     "keys_after": Case(_later),
     "keys_from_the_diagonal_on": Case(_not_before, lengths=(449, 449)),
@@ -134,6 +158,16 @@ CASES = {
     "bounded_unseen_values": Case(masks.causal, CAP, unseen=300, bounded=True),
     "bounded_whole_sums": Case(masks.causal, CAP, bounded=True, plan={"sums_in_parts": False}),
     "bounded_by_threads": Case(masks.causal, CAP, unseen=300, bounded=True, tiles=WIDE, plan={"lean": True}),
+    "guessed_slopes": Case(masks.causal, ALIBI, (450, 450), heads=(4, 2), tiles=WIDE),
+    "guessed_steep_slopes": Case(masks.causal, STEEP, (450, 450), heads=(4, 2), tiles=WIDE),
+    "guessed_slopes_of_a_number": Case(masks.causal, _slope_of_a_number, (450, 450), tiles=WIDE),
+    "guessed_slopes_in_two_stretches": Case(_last_and_first, ALIBI, (500, 500)),
+    "guessed_slopes_of_unseen_values": Case(masks.causal, ALIBI, unseen=300, tiles=WIDE),
+    "guessed_far_too_low": Case(masks.causal, lengths=(450, 450), larger=60.0, tiles=WIDE),
+    "guessed_by_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE),
+    "guessed_by_large_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, late=40.0),
+    "guessed_by_small_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, early=40.0),
+    "guessed_where_rows_see_nothing": Case(_few_rows_see, lengths=(450, 450), tiles=WIDE),
     "sums_in_parts": Case(plan={"sums_in_parts": True}),
     "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
     "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
@@ -182,11 +216,33 @@ def test_a_row_with_one_key_is_its_value(
     assert torch.equal(out[:, :, 0], v[:, :, 0]), "its weight is 1, which no rounding changes"
 
 
+@pytest.mark.parametrize(
+    ("case", "again"),
+    [
+        (Case(masks.causal, tiles=WIDE), False),
+        (Case(_documents, tiles=WIDE), False),
+        (Case(_few_rows_see, tiles=WIDE), False),
+        (Case(masks.causal, STEEP, heads=(4, 2), tiles=WIDE), False),
+        (Case(masks.causal, tiles=WIDE, larger=60.0), True),
+    ],
+    ids=["causal", "documents", "rows_without_keys", "steep_slopes", "far_too_low"],
+)
+def test_rows_are_computed_again_where_a_guess_fails(
+    case: Case, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SMALL_PRODUCTS.clear()
+    q, k, v = _tensors(case)
+    _run(case, q, k, v, None, monkeypatch)
+    assert bool(SMALL_PRODUCTS) is again
+
+
 def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     (rows, keys), (q_heads, kv_heads) = case.lengths, case.heads
     shapes = ((q_heads, rows), (kv_heads, keys), (kv_heads, keys))
     q, k, v = (torch.randn(case.batch, heads, n, DIM).bfloat16() for heads, n in shapes)
+    middle = torch.arange(keys)[:, None] < keys // 2
+    k = k * torch.where(middle, case.early, case.late).bfloat16()
     return q * case.larger, k, v if case.values == 1.0 else v.abs() * case.values
 
 
@@ -211,6 +267,7 @@ def _run(
         return_lse=True,
         has_sinks=sinks is not None,
         bounded=case.bounded,
+        narrow=case.narrow,
         **({} if case.packed is None else {"few_rows": case.packed[0], "packed_heads": case.packed[1]}),
     )
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)

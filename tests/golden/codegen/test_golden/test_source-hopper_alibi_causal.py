@@ -51,12 +51,8 @@ HEAD_DIM = gl.constexpr(128)  # of which these exist
 HEAD_DIM_V = gl.constexpr(128)  # and these
 FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
 FEW_DIMS = gl.constexpr(32)  # columns of its operands and result
-
-
-@gluon.jit
-def score_mod(score, column_value):
-    """score + slopes[h] * (kv_idx - q_idx)"""
-    return score + column_value
+MARGIN = gl.constexpr(32.0)  # so much larger may scores be in base 2, besides the range of weights
+TOO_LARGE = gl.constexpr(16777216.0)  # makes sums infinite beside which 1 is nothing
 
 
 @gluon.jit
@@ -88,16 +84,29 @@ def online_softmax(score, row_score, to_log2, row_max):
 
 
 @gluon.jit
-def sum_parts(p):
-    """The sums of a tile's weights over every eighth column: each thread sums what it has of a row."""
-    return gl.sum(p.reshape([ROWS, BLOCK_KV // PARTS, PARTS]), 1)
+def choose_shift(score, rise, to_log2, shift):
+    """What is taken from the scores of a row in base 2, from the first tile on in which it sees a key; before, -inf.
+
+    That is the largest score there, and MARGIN: the largest weight is then a power of two, which no rounding parts
+    from the sum. Scores of other keys may be larger than those here by `rise`. Returns the shifts, and whether some
+    row has none yet.
+    """
+    shift = gl.where(shift == float("-inf"), largest(score) * to_log2 + (rise + MARGIN), shift)
+    return shift, gl.max(gl.where(shift == float("-inf"), 1, 0), 0)
 
 
 @gluon.jit
-def add_weights(row_sum, alpha, p):
-    """The running sums in parts, with a tile of weights. Threads add up theirs only when a row is done with."""
-    parts = sum_parts(p)
-    return row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, parts.type.layout))[:, None] + parts
+def powers_of_two(x):
+    """2**x. Compilers move a conversion of what they know to be a power behind the mask, and then need more of them."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def sum_parts(p):
+    """The sums of a tile's weights over every eighth column: each thread sums what it has of a row."""
+    return gl.sum(p.reshape([ROWS, BLOCK_KV // PARTS, PARTS]), 1)
 
 
 @gluon.jit
@@ -275,11 +284,11 @@ def attend_again(
     slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
     # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
     q_idx = gl.minimum(gl.maximum(q_start + rows, 0), q_len - 1)[:, None]
-    # Distances count from the first key of a step: what they need of the keys is the same in all steps.
-    kv_near = columns[None, :]
-    column_value = slopes_h * kv_near.to(gl.float32)
+    # The score_mod adds to a score what rises by `slope` from one key to the next.
+    slope = slopes_h
     score_scale = scale
     to_log2 = LOG2E
+    slope_log2 = slope * to_log2
 
     # These few rows are the only ones for which where the tensors lie has to be known.
     q_ptr = told(where_smem.index(0)).to(gl.pointer_type(gl.bfloat16))
@@ -317,7 +326,7 @@ def attend_again(
             kv_idx = (kv_start + columns)[None, :]
             q_near = q_idx - kv_start
             row_value = -(slopes_h * q_near.to(gl.float32))
-            score = score_mod(score * score_scale, column_value)
+            score = score * score_scale + slope * columns.to(gl.float32)[None, :]
             score = gl.where((kv_start + columns < kv_len)[None, :], score, float("-inf"))
             allowed = mask_mod(q_idx, kv_idx)
             score = gl.where(allowed, score, float("-inf"))
@@ -392,11 +401,11 @@ def attend(
         slopes_h = gl.load(slopes_ptr + h, mask=h < slopes_size_0, other=0)
         # What the mods need once a row. Rows past the end repeat the last one, so that no index is out of range.
         q_idx = gl.minimum(gl.maximum(q_start + rows, 0), q_len - 1)[:, None]
-        # Distances count from the first key of a step: what they need of the keys is the same in all steps.
-        kv_near = columns[None, :]
-        column_value = slopes_h * kv_near.to(gl.float32)
+        # The score_mod adds to a score what rises by `slope` from one key to the next.
+        slope = slopes_h
         score_scale = scale
         to_log2 = LOG2E
+        slope_log2 = slope * to_log2
 
         slot = step % STAGES
         part = which * Q_TILES + taken % Q_TILES
@@ -419,10 +428,15 @@ def attend(
             done_start = told(tile_smem.index(at + 2)) + first_row
             done_first = told(tile_smem.index(at + 3))
             done_end = told(tile_smem.index(at + 4))
+            # A row without a key has a sum of 0: its output is 0.
+            weights = gl.convert_layout(gl.sum(row_sum, 1), row_layout, assert_trivial=True)
+            share = gl.where(weights == 0.0, 0.0, 1.0 / weights)
+            # Sums near the end of the range, of which weights may be infinite: they count as NaN.
+            strange = gl.convert_layout(weights * TOO_LARGE, acc_row_layout)[:, None]
             # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
             # prevented: if a NaN came out, these rows are computed again in the end, with the unseen values left out.
-            total = gl.sum(gl.sum(acc, 1), 0)
-            lost = total != total  # noqa: PLR0124
+            total = gl.sum(gl.sum(acc + strange, 1), 0)
+            lost = total - total != 0.0
             if lost & (done_start < q_len) & (done_start >= 0):
                 # A list of these tiles: shared memory has the last one, and its first row, still unwritten, the one before.
                 link = row_of_out(where_smem, done_b, done_h, done_start)
@@ -434,9 +448,6 @@ def attend(
                 keep(lost_smem.index(which * 4 + 1), done_start)
                 keep(lost_smem.index(which * 4 + 2), done_first)
                 keep(lost_smem.index(which * 4 + 3), done_end)
-            # A row without a key has a sum of 0: its output is 0.
-            weights = gl.convert_layout(gl.sum(row_sum, 1), row_layout, assert_trivial=True)
-            share = gl.where(weights == 0.0, 0.0, 1.0 / weights)
             out = acc * gl.convert_layout(share, acc_row_layout)[:, None]
             out_tile = q_smem.index(which * Q_TILES + (taken + 1) % Q_TILES)  # its rows are done with
             out_tile.store(out.to(OPERAND))
@@ -452,13 +463,22 @@ def attend(
 
         q_near = q_idx - kv_start
         row_value = -(slopes_h * q_near.to(gl.float32))
-        score = score_mod(score * score_scale, column_value)
         if kv_start + BLOCK_KV > kv_len:
             score = gl.where(kv_on < kv_len - (kv_start + first_column)[None, :], score, float("-inf"))
         kv_from = (kv_start + first_column)[None, :]
         score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
-        p, row_max, alpha = online_softmax(score, row_value, to_log2, row_max)
-        row_sum = add_weights(row_sum, alpha, p)
+        # The score_mod's part at a thread's first column; from there on it rises by a slope.
+        of_first = row_value + (slope * first_column.to(gl.float32))[None, :]
+        row_max, shiftless = choose_shift(
+            score * score_scale + gl.fma(kv_on.to(gl.float32), slope + zero, of_first),
+            gl.maximum(-slope, 0.0) * to_log2 * (kv_start - kv_first),
+            to_log2,
+            row_max,
+        )
+        shift = gl.where(row_max == float("-inf"), 0.0, row_max)
+        of_columns = gl.fma(kv_on.to(gl.float32), slope_log2 + zero, of_first * to_log2 - shift[:, None])
+        p = gl.exp2(gl.fma(score, score_scale * to_log2 + zero, of_columns))
+        row_sum += sum_parts(p)
 
         p = gl.convert_layout(p.to(OPERAND), p_layout)
         tma.store_wait(0)
@@ -477,16 +497,25 @@ def attend(
             mbarrier.arrive(k_free.index(slot), count=1)
             q_near = q_idx - kv_start
             row_value = -(slopes_h * q_near.to(gl.float32))
-            score = score_mod(score * score_scale, column_value)
             kv_from = (kv_start + first_column)[None, :]
             if kv_start >= full_end:
                 score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
-            p, row_max, alpha = online_softmax(score, row_value, to_log2, row_max)
-            row_sum = add_weights(row_sum, alpha, p)
+            # The score_mod's part at a thread's first column; from there on it rises by a slope.
+            of_first = row_value + (slope * first_column.to(gl.float32))[None, :]
+            if shiftless == 1:
+                row_max, shiftless = choose_shift(
+                    score * score_scale + gl.fma(kv_on.to(gl.float32), slope + zero, of_first),
+                    gl.maximum(-slope, 0.0) * to_log2 * (kv_start - kv_first),
+                    to_log2,
+                    row_max,
+                )
+            shift = gl.where(row_max == float("-inf"), 0.0, row_max)
+            of_columns = gl.fma(kv_on.to(gl.float32), slope_log2 + zero, of_first * to_log2 - shift[:, None])
+            p = powers_of_two(gl.fma(score, score_scale * to_log2 + zero, of_columns))
+            row_sum += sum_parts(p)
 
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
-            acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
             p = gl.convert_layout(p.to(OPERAND), p_layout)
             step += 1
 
