@@ -40,7 +40,7 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             ),
             Constant("SKIP_LAST", (tiles.num_stages - 1) // 2, "and at last"),
         ]
-    if plan.lean:
+    if plan.lean or plan.lazy_max:
         constants.append(Constant("THREADS", 128, "of a warpgroup"))
     if plan.turns:
         constants.append(

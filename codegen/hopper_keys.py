@@ -139,4 +139,5 @@ def buffers_of(plan: HopperPlan, steps_told: bool, vectors: Sequence[Vector]) ->
     names += [f"{of}_{what}" for of in "qkv" for what in ("ready", "free")]
     names += ["tile_smem", "tile_ready", "tile_free"]
     names += ["lost_smem", *(["sums_smem"] if plan.lean else []), "where_smem"] if plan.rescue_nan else []
+    names += ["sums_smem"] if plan.lazy_max and not plan.lean else []
     return [*names, *(["note_smem"] if steps_told else []), *(v.smem for v in vectors)]

@@ -59,6 +59,10 @@ class HopperPlan(KernelPlan):
     guessed: bool
     """What is taken from a row's scores is the largest one of its first keys; where later ones are far
     larger, rows are computed again."""
+    lazy_max: bool
+    """A row's largest score is looked for only where weights under the one so far have become large."""
+    q_in_registers: bool
+    """Query rows are operands from registers: shared memory has the keys to read."""
     polynomials: bool
     """Some of the weights are computed by multiplications, since exponentials and tanh share a unit."""
     short: bool
@@ -77,6 +81,7 @@ class HopperPlan(KernelPlan):
 
 
 _WHY_BOUNDED = f"no score is further than {NEAR_ZERO:g} from zero, so that no largest one is needed"
+_WHY_LAZY = "a row's largest score seldom changes: it is looked for where weights have become large"
 _TRITON = 'pass backend="triton"'
 _FEW = f"a call of fewer than {FEW} query rows takes others, unless rows of several heads fill a tile"
 _REGISTERS = {1: (256, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
@@ -204,6 +209,14 @@ def has_slope(spec: AttentionSpec) -> bool:
         return False
     found = hopper_score(spec, packed=spec.packed_heads > 1, by_row=True)
     return found.slope is not None and found.factor is None
+def has_lazy_max(spec: AttentionSpec, consumers: int) -> bool:
+    """Whether the largest score of a row is looked for only where weights under the one so far are large.
+
+    Then the scores of that tile are computed again, since no registers keep them, and there is nothing but
+    products to compute again. Three consumers have too few registers for two ways through a step.
+    """
+    widest = max(padded(spec.head_dim), padded(spec.head_dim_v))
+    return spec.mask is None and _is_plain_walk(spec) and consumers == 2 and widest <= 128
 
 
 def _is_bias_alone(spec: AttentionSpec) -> bool:
@@ -305,6 +318,7 @@ def _plan(
     plain = rescue and not spec.dropout and spec.packed_heads == 1
     few_keys = spec.narrow or tiles.block_kv == 128
     short = plain and spec.score is None and q_tiles == 2 and moves_on(spec) and few_keys
+    lazy_max = has_lazy_max(spec, consumers)
     # Three warpgroups fall into step: all want products at once, and then all exponentials. In turns they
     # take 1 to 4 % less time on an H200, if they wait for values before the softmax. Two of wide heads lose.
     # Without a mask it is best to pass a turn on at once.
@@ -330,7 +344,7 @@ def _plan(
         registers=_REGISTERS[consumers],
         out_through_q=through_q,
         q_tiles=q_tiles,
-        sums_in_parts=sums_in_parts,
+        sums_in_parts=sums_in_parts or lazy_max,
         values_late=values_late,
         lean=lean,
         threads_release=lean and not turns,
@@ -338,6 +352,8 @@ def _plan(
         turns_by_scores=turns and rescue,
         bounded=bounded,
         guessed=guessed,
+        lazy_max=lazy_max,
+        q_in_registers=lazy_max,
         polynomials=bounded and tanh and consumers == 3,
         short=short,
         shared=needed,
@@ -356,5 +372,6 @@ def _plan(
             ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
             ("fast_tanh", why_tanh),
             *((("bounded", _WHY_BOUNDED),) if bounded else ()),
+            *((("lazy_max", _WHY_LAZY),) if lazy_max else ()),
         ),
     )

@@ -24,7 +24,8 @@ ALL_NAMES = RESERVED | frozenset({
     "link", "load_tiles", "lost", "lost_smem", "lowest", "masked", "mbarrier", "mma_v2", "new_max",
     "next_b", "next_end", "next_first", "next_h", "next_head", "next_start", "no_weights", "note",
     "note_smem", "number", "of_keys", "other", "out_tail", "out_tail_tile", "own_start", "p_layout",
-    "p_tail", "p_tail_layout", "part", "pass_turn", "place", "place_of", "q_near", "q_tail", "rest",
+    "p_tail", "p_tail_layout", "part", "pass_turn", "place", "place_of", "q_layout", "q_near",
+    "q_tail", "rest",
     "right_layout", "row_layout", "row_of_out", "score_layout", "seen", "seen_end", "seen_first",
     "share", "shift", "short", "sigmoid", "size", "slot", "step", "stretches", "sum_parts",
     "sums", "sums_of_threads", "sums_smem", "taken", "tell",
@@ -34,7 +35,7 @@ ALL_NAMES = RESERVED | frozenset({
     *(f"{tensor}_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem", "ready", "free")),
     *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
     "distances", "from_lane", "found", "of_window", "over_tile", "pairs", "parts", "source", "thread",
-    "MOST_SHIFT", "first_weights", "has_no_number", "powers_of_two",
+    "MOST_SHIFT", "first_weights", "grown", "have_grown", "has_no_number", "powers_of_two",
     "threads", "values", "when_there", "window", "windows", "numbers", "_others",
     *NAMES,
 })  # fmt: skip

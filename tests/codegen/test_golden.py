@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "return_lse": True,
     },
     "hopper_plain": {"design": Design.HOPPER, "head_dim": 64},
+    "hopper_plain_of_wide_heads": {"design": Design.HOPPER, "head_dim": 128},
     "hopper_alibi_causal": {"design": Design.HOPPER, "mask": masks.causal, "score": scores.alibi(SLOPES)},
     "hopper_softcap_causal": {
         "design": Design.HOPPER,

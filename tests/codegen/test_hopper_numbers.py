@@ -110,6 +110,7 @@ CAP = scores.softcap(30.0)
 SLOPES = scores.alibi(torch.linspace(0.01, 0.5, 12))
 ALIBI = scores.alibi(torch.tensor([0.5, 0.25, 0.1, -0.1, 0.2, 0.05, 0.3, 0.01]))
 STEEP = scores.alibi(torch.tensor([1.0, -1.0, 3.0, -3.0]))
+LAZY = {"lazy_max": True, "sums_in_parts": True, "q_in_registers": True}
 WIDE = Tiles(192, 128, 4, 4)
 CASES = {
     "none": Case(),
@@ -168,6 +169,12 @@ CASES = {
     "guessed_by_large_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, late=40.0),
     "guessed_by_small_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, early=40.0),
     "guessed_where_rows_see_nothing": Case(_few_rows_see, lengths=(450, 450), tiles=WIDE),
+    "lazy_max": Case(plan=LAZY),
+    "lazy_max_grows": Case(plan=LAZY, lengths=(300, 900), larger=30.0),
+    "lazy_max_grows_in_other_orders": Case(plan=LAZY, lengths=(700, 400), heads=(4, 2), larger=300.0),
+    "lazy_max_of_few_keys": Case(plan=LAZY, lengths=(300, 100)),
+    "lazy_max_from_shared_rows": Case(plan=LAZY | {"q_in_registers": False}, larger=30.0),
+    "lazy_max_with_sinks": Case(plan=LAZY, sinks=True, larger=10.0),
     "sums_in_parts": Case(plan={"sums_in_parts": True}),
     "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
     "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
@@ -203,6 +210,15 @@ def test_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         k[:, :, case.unseen :], v[:, :, case.unseen :] = torch.nan, torch.nan
     out, lse = _run(case, q, k, v, sinks, monkeypatch)
     want.check(out, lse)
+
+
+def test_keys_whose_scores_are_infinite_weigh_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last keys, which come first, rows have no largest score; others are far above that."""
+    case = Case(plan=LAZY, lengths=(100, 500))
+    q, k, v = _tensors(case)
+    q[..., 0], k[:, :, 200:, 0] = q[..., 0].abs() + 1.0, -torch.inf
+    out, lse = _run(case, q, k, v, None, monkeypatch)
+    golden(q, k[:, :, :200], v[:, :, :200]).check(out, lse)
 
 
 @pytest.mark.parametrize("bounded", [False, True])

@@ -73,6 +73,26 @@ def test_products_in_turns(q_len: int, kv_len: int) -> None:
             assert torch.equal(out, flexc.attention(q, k, v, mask_mod=mask, backend="hopper"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("first", [120.0, -120.0], ids=["growing", "falling"])
+def test_largest_scores_that_grow_along_the_keys(first: float, dtype: torch.dtype) -> None:
+    """Keys are walked from the last one on; scores differ by hundreds."""
+    for kv_len in (700, 3000):
+        q, k, v = random_qkv(300, kv_len, dim=128, dtype=dtype)
+        q[..., 0] = torch.rand_like(q[..., 0]) * 40.0
+        k[..., 0] = torch.linspace(first, 0.0, kv_len, device="cuda").to(dtype)
+        for sinks in (None, torch.linspace(-1.0, 30.0, 4, device="cuda")):
+            _check(q, k, v, sinks=sinks)
+
+
+def test_keys_whose_scores_are_infinite_weigh_nothing() -> None:
+    q, k, v = random_qkv(300, 1000, dim=128)
+    q[..., 0] = q[..., 0].abs() + 1.0
+    k[:, :, 500:, 0] = -torch.inf
+    out = flexc.attention(q, k, v, backend="hopper")
+    golden(q, k[:, :, :500], v[:, :, :500]).check(out)
+
+
 @pytest.mark.parametrize(("q_len", "kv_len"), [(2100, 2100), (2001, 300), (130, 700)])
 def test_narrow_windows_of_wide_heads(q_len: int, kv_len: int) -> None:
     q, k, v = random_qkv(q_len, kv_len, heads=12, kv_heads=4, dim=128)
