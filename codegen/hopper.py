@@ -152,7 +152,6 @@ class _Forward(Preamble):
     guessed: bool
     """That was chosen by the first tile of keys, and may prove wrong."""
     lazy_max: bool
-    q_in_registers: bool
     polynomials: bool
     """Some powers of two are computed as polynomials."""
     out_through_q: bool
@@ -353,7 +352,6 @@ def _view(
         bounded=plan.bounded,
         guessed=plan.guessed,
         lazy_max=plan.lazy_max,
-        q_in_registers=plan.q_in_registers,
         polynomials=plan.polynomials,
         out_through_q=plan.out_through_q,
         tail="PADDED_DIM" if plan.tails[0] else "",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flexc.codegen.hopper_keys import Keys
-from flexc.codegen.hopper_plan import ROWS, HopperPlan
+from flexc.codegen.hopper_plan import ROWS, HopperPlan, has_slope
 from flexc.codegen.hopper_rows import row_constants
 from flexc.codegen.preamble import LN2, LOG2E, Constant
-from flexc.codegen.softmax_form import MARGIN, MOST_SHIFT, TOO_LARGE
+from flexc.codegen.softmax_form import MARGIN, MARGIN_OF_SLOPES, MOST_SHIFT, TOO_LARGE
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
 
@@ -54,9 +54,10 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             Constant("FEW_DIMS", 32, "columns of its operands and result"),
         ]
     if plan.guessed:
+        margin = MARGIN_OF_SLOPES if has_slope(spec) else MARGIN
         constants += [
             Constant(
-                "MARGIN", MARGIN, "so much larger may scores be in base 2, besides the range of weights"
+                "MARGIN", margin, "so much larger may scores be in base 2, besides the range of weights"
             ),
             Constant("TOO_LARGE", TOO_LARGE, "makes sums infinite beside which 1 is nothing"),
         ]
@@ -64,6 +65,8 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
         constants.append(
             Constant("MOST_SHIFT", MOST_SHIFT, "of scores in base 2: sums of the largest weights fit a float")
         )
+    if spec.return_lse and plan.guessed:
+        constants.append(Constant("LIFT", 2.0**margin, "2**MARGIN"))
     if spec.return_lse:
         constants.append(LN2)
     return tuple(constants)

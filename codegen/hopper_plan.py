@@ -61,8 +61,6 @@ class HopperPlan(KernelPlan):
     larger, rows are computed again."""
     lazy_max: bool
     """A row's largest score is looked for only where weights under the one so far have become large."""
-    q_in_registers: bool
-    """Query rows are operands from registers: shared memory has the keys to read."""
     polynomials: bool
     """Some of the weights are computed by multiplications, since exponentials and tanh share a unit."""
     short: bool
@@ -195,8 +193,8 @@ def is_bounded(spec: AttentionSpec) -> bool:
 def is_guessed(spec: AttentionSpec) -> bool:
     """Whether rows are scaled to the largest score of the first tile in which they see a key.
 
-    Weights have the range of a float, so nothing is lost unless a later score is larger by 94. Rows that have
-    such scores are computed again, which only kernels of masks can do.
+    Weights have the range of a float, so nothing is lost unless a later score is larger by 116, or by 94
+    beside slopes. Rows that have such scores are computed again, which only kernels of masks can do.
     """
     fits = spec.q_storage is Storage.BF16 and not spec.has_sinks and not spec.dropout
     known = spec.score is None or has_slope(spec)
@@ -209,6 +207,8 @@ def has_slope(spec: AttentionSpec) -> bool:
         return False
     found = hopper_score(spec, packed=spec.packed_heads > 1, by_row=True)
     return found.slope is not None and found.factor is None
+
+
 def has_lazy_max(spec: AttentionSpec, consumers: int) -> bool:
     """Whether the largest score of a row is looked for only where weights under the one so far are large.
 
@@ -353,7 +353,6 @@ def _plan(
         bounded=bounded,
         guessed=guessed,
         lazy_max=lazy_max,
-        q_in_registers=lazy_max,
         polynomials=bounded and tanh and consumers == 3,
         short=short,
         shared=needed,

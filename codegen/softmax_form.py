@@ -20,8 +20,12 @@ NEAR_ZERO = 50.0
 """In base 2, that is 73."""
 MOST_SHIFT = 24.0
 """In base 2. With scores as near to zero, weights are below 2**97: of these, 2**29 add up to a float."""
-MARGIN = 32.0
-"""Added in base 2 to what the first keys of a row say of its largest score."""
+MARGIN = 64.0
+"""Added in base 2 to what the first keys of a row say of its largest score.
+
+Later scores may then be larger by 168, and only weights below 2**-60 of the largest first one are lost."""
+MARGIN_OF_SLOPES = 32.0
+"""The same where scores may rise with the distance by themselves, which takes from the range below."""
 TOO_LARGE = 2.0**24
 """Sums of weights up to 2**104 have a reciprocal, and no weight among them is infinite."""
 _LEAST = 1e-30

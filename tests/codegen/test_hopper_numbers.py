@@ -110,7 +110,7 @@ CAP = scores.softcap(30.0)
 SLOPES = scores.alibi(torch.linspace(0.01, 0.5, 12))
 ALIBI = scores.alibi(torch.tensor([0.5, 0.25, 0.1, -0.1, 0.2, 0.05, 0.3, 0.01]))
 STEEP = scores.alibi(torch.tensor([1.0, -1.0, 3.0, -3.0]))
-LAZY = {"lazy_max": True, "sums_in_parts": True, "q_in_registers": True}
+LAZY = {"lazy_max": True, "sums_in_parts": True}
 WIDE = Tiles(192, 128, 4, 4)
 CASES = {
     "none": Case(),
@@ -173,7 +173,6 @@ CASES = {
     "lazy_max_grows": Case(plan=LAZY, lengths=(300, 900), larger=30.0),
     "lazy_max_grows_in_other_orders": Case(plan=LAZY, lengths=(700, 400), heads=(4, 2), larger=300.0),
     "lazy_max_of_few_keys": Case(plan=LAZY, lengths=(300, 100)),
-    "lazy_max_from_shared_rows": Case(plan=LAZY | {"q_in_registers": False}, larger=30.0),
     "lazy_max_with_sinks": Case(plan=LAZY, sinks=True, larger=10.0),
     "sums_in_parts": Case(plan={"sums_in_parts": True}),
     "whole_sums": Case(masks.causal, lengths=(700, 700), plan={"sums_in_parts": False}),
