@@ -1,8 +1,7 @@
-"""A bounded dictionary that forgets what was used longest ago."""
+"""A bounded dictionary that forgets what has not been used for long."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
@@ -11,34 +10,55 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+class _Entry(Generic[V]):
+    __slots__ = ("used", "value")
+
+    def __init__(self, value: V) -> None:
+        self.value = value
+        self.used = False
+        """Since the entry last was the next one to go."""
+
+
 class LRU(Generic[K, V]):
-    """At most `capacity` entries; safe to use from several threads."""
+    """At most `capacity` entries; safe to use from several threads.
+
+    Who looks something up takes no lock and moves nothing: an entry is marked as used, and where room is
+    needed, the oldest goes that was not used since it was spared last.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._entries: dict[K, _Entry[V]] = {}
         self._lock = Lock()
 
     def get(self, key: K) -> V | None:
-        """The value of `key`, which becomes the newest; None if there is none."""
-        with self._lock:
-            value = self._entries.get(key)
-            if value is not None:
-                self._entries.move_to_end(key)
-            return value
+        """The value of `key`, which is then not the next to go; None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.used = True
+        return entry.value
 
     def put(self, key: K, value: V) -> None:
-        """Store `value` as the newest entry, and drop the oldest over the capacity."""
+        """Store `value` as the newest entry, and drop one over the capacity."""
         with self._lock:
-            self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._capacity:
-                self._entries.popitem(last=False)
+            self._entries.pop(key, None)
+            while len(self._entries) >= self._capacity:
+                self._drop_one()
+            self._entries[key] = _Entry(value)
+
+    def _drop_one(self) -> None:
+        """Drop the oldest entry, or make it the newest if it was used."""
+        key = next(iter(self._entries))
+        entry = self._entries.pop(key)
+        if entry.used:
+            entry.used = False
+            self._entries[key] = entry
 
     def drop(self, is_stale: Callable[[V], bool]) -> None:
         """Forget the values that are stale."""
         with self._lock:
-            for key in [key for key, value in self._entries.items() if is_stale(value)]:
+            for key in [key for key, entry in self._entries.items() if is_stale(entry.value)]:
                 del self._entries[key]
 
     def clear(self) -> None:
