@@ -21,7 +21,7 @@ from flexc.frontend.signature import ARGUMENTS, check_arity, check_result
 from flexc.frontend.source import source_of
 from flexc.frontend.span import span_of_traceback
 from flexc.frontend.tracer import Slot, Tracer
-from flexc.frontend.value import Value, number_storage
+from flexc.frontend.value import Value, number_storage, told_apart
 from flexc.frontend.watch import Checks, Watch
 from flexc.ir import build
 from flexc.ir.graph import Capture, ModGraph, ModKind
@@ -53,27 +53,8 @@ class Reads:
     def checks(self) -> Checks:
         """The quick check of what was read."""
         if self._checks is None:
-            self._checks = self.watch.compile()
+            self._checks = self.watch.compile(self.tensors, self.shapes)
         return self._checks
-
-    def unchanged(self) -> bool:
-        """Whether all that was read is still the same, down to the dtypes and shapes of tensors."""
-        if not self.checks.unchanged():
-            return False
-        for tensor, shape in self.shapes:
-            if tensor.shape != shape:
-                return False
-        return self.tensors_hold()
-
-    def tensors_hold(self) -> bool:
-        """Whether the tensors that were read have their dtypes and ranks.
-
-        `.data =` can change them in place.
-        """
-        for tensor, dtype, rank in self.tensors:
-            if tensor.dtype is not dtype or tensor.ndim != rank:
-                return False
-        return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +64,12 @@ class Trace:
     graph: ModGraph
     values: tuple[Value, ...]
     reads: Reads | None = field(repr=False)
+    numbers: tuple[int | float | str, ...] = field(init=False, repr=False)
+    """The numbers among the values, equal for equal bits: see `flexc.frontend.value.told_apart`."""
+
+    def __post_init__(self) -> None:
+        numbers = tuple([told_apart(x) for x in self.values if not isinstance(x, torch.Tensor)])
+        object.__setattr__(self, "numbers", numbers)
 
     def refreshed(self) -> Trace | None:
         """The trace with the captures' present values: itself if nothing changed, None if it no longer holds.
@@ -94,7 +81,8 @@ class Trace:
         reads = self.reads
         if reads is None:
             return None
-        return self if reads.unchanged() else _reread(self, reads)
+        checks = reads._checks or reads.checks  # a property costs a call
+        return self if checks.unchanged() else _reread(self, reads)
 
     def current(self) -> tuple[Value, ...] | None:
         """The values as they are now; None when the mod must be traced again."""
@@ -178,7 +166,7 @@ def _values(
 
 def _reread(old: Trace, reads: Reads) -> Trace | None:
     """The trace with what is in its places now; None where it does not hold."""
-    if not (reads.tensors_hold() and reads.checks.contents_hold()):
+    if not (reads.checks.tensors_hold() and reads.checks.contents_hold()):
         return None
     leaves = list(reads.leaves)
     watch = reads.watch.reread(leaves)

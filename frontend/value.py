@@ -32,3 +32,10 @@ def number_storage(value: int | float | bool) -> Storage | None:
     if abs(value) < SHORT_NUMBER:
         return Storage.I32
     return Storage.I64 if -(2**63) <= value < 2**63 else None
+
+
+def told_apart(number: int | float | bool) -> int | float | str:
+    """The number, or its text where it equals another one, as 0.0 does -0.0, or not even itself, as NaN."""
+    if isinstance(number, float) and (number == 0.0 or number != number):
+        return number.hex()
+    return number

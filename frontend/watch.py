@@ -67,14 +67,23 @@ class Watch:
         """All of them."""
         return [*self.cells, *self.items, *self.attributes]
 
-    def compile(self) -> Checks:
-        """The places as plain tuples, for the quick check."""
+    def compile(
+        self,
+        tensors: tuple[tuple[torch.Tensor, torch.dtype, int], ...],
+        shapes: tuple[tuple[torch.Tensor, tuple[int, ...]], ...],
+    ) -> Checks:
+        """The places as plain tuples, for the quick check, with the tensors that were read.
+
+        `tensors` with their dtypes and ranks, and `shapes` of those whose shape was asked for.
+        """
         return Checks(
             tuple((p.cell, p.last) for p in self.cells),
             tuple((p.container, p.key, p.last) for p in self.items),
             tuple((p.owner, p.name, p.last) for p in self.attributes),
             tuple(self.lengths),
             tuple(self.snapshots),
+            tensors,
+            shapes,
         )
 
     def reread(self, leaves: list[Any]) -> Watch | None:
@@ -151,6 +160,8 @@ class Checks:
     attributes: tuple[tuple[Any, str, Any], ...]
     lengths: tuple[tuple[Any, int], ...]
     snapshots: tuple[tuple[Callable[[], Any], Any], ...]
+    tensors: tuple[tuple[torch.Tensor, torch.dtype, int], ...]
+    shapes: tuple[tuple[torch.Tensor, tuple[int, ...]], ...]
 
     def contents_hold(self) -> bool:
         """Whether lists, dicts, sets and arrays have the contents that were seen."""
@@ -159,8 +170,18 @@ class Checks:
                 return False
         return not self.snapshots or all(take() == seen for take, seen in self.snapshots)
 
+    def tensors_hold(self) -> bool:
+        """Whether the tensors that were read have their dtypes and ranks.
+
+        `.data =` can change them in place.
+        """
+        for tensor, dtype, rank in self.tensors:
+            if tensor.dtype is not dtype or tensor.ndim != rank:
+                return False
+        return True
+
     def unchanged(self) -> bool:
-        """Whether nothing at all has changed."""
+        """Whether nothing at all has changed, down to the dtypes and shapes of tensors."""
         try:
             for cell, last in self.cells:
                 if cell.cell_contents is not last:
@@ -173,4 +194,10 @@ class Checks:
                     return False
         except (ValueError, LookupError):
             return False
-        return self.contents_hold()
+        for tensor, shape in self.shapes:
+            if tensor.shape != shape:
+                return False
+        for tensor, dtype, rank in self.tensors:
+            if tensor.dtype is not dtype or tensor.ndim != rank:
+                return False
+        return not (self.lengths or self.snapshots) or self.contents_hold()
