@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -39,11 +40,10 @@ class Launcher:
         self._maps = TensorMaps(artifact.arguments) if any(map(is_descriptor, artifact.arguments)) else None
         self._layout = Layout(artifact)
         self._block = Block(self._layout)
+        self._geometry = self._new_geometry()
         self._counters = int(artifact.shares_tiles)
         self._functions: dict[int, ctypes.c_void_p] = {}
         self._lock = Lock()
-        self._firing = Lock()  # blocks of several launches that repeat share the geometry
-        self._geometry = Geometry(32 * artifact.num_warps, artifact.shared, comes_early=artifact.waits)
 
     def launch(self, programs: int, device: int, values: Sequence[object]) -> None:
         """Run `programs` programs on the current stream of `device`, which is the current device.
@@ -55,32 +55,61 @@ class Launcher:
         maps = () if self._maps is None else self._maps.values(values, device)
         with self._lock:
             self._block.fill((*values, *counters, *maps))
-            self._fire(self._block, programs, device, stream)
+            geometry = self._geometry.of(programs, stream)
+            self.fire((geometry, self.function(device), self._block.pointers, None), device)
 
     def repeat(
         self, programs: int, device: int, values: Sequence[int | float | None]
     ) -> Callable[[tuple[int, ...]], None]:
         """`launch` for calls that differ in addresses only: those for which `values` has None, in order."""
-        return Repeated(self._layout, self._fire, programs, device, values, self._counters, self._maps)
+        block = Block(self._layout)
+        trigger = Trigger(self, self._new_geometry(), block, programs, device)
+        return Repeated(self._layout, block, trigger, device, values, self._counters, self._maps)
 
-    def _fire(self, block: Block, programs: int, device: int, stream: int) -> None:
+    def _new_geometry(self) -> Geometry:
+        artifact = self._artifact
+        return Geometry(32 * artifact.num_warps, artifact.shared, comes_early=artifact.waits)
+
+    def fire(self, arguments: tuple[Any, ...], device: int) -> None:
+        """Tell the driver to launch: `arguments` are geometry, function, parameters, and None."""
         if _recorded is not None:
             _recorded.append(self._artifact)
-        function = self._functions.get(device)
-        if function is None:
-            function = self._load(device)
         launch = driver.library().cuLaunchKernelEx
-        with self._firing:
-            arguments = (self._geometry.of(programs, stream), function, block.pointers, None)
+        status = launch(*arguments)
+        if status == driver.INVALID_CONTEXT:
+            driver.make_current(device)
             status = launch(*arguments)
-            if status == driver.INVALID_CONTEXT:
-                driver.make_current(device)
-                status = launch(*arguments)
         if status:
             driver.check(status, f"launching {self._artifact.description}")
 
+    def function(self, device: int) -> ctypes.c_void_p:
+        """The kernel on `device`, which is the current device; loaded at the first use."""
+        function = self._functions.get(device)
+        if function is None:
+            function = self._functions[device] = self._load(device)
+        return function
+
     def _load(self, device: int) -> ctypes.c_void_p:
         driver.make_current(device)
-        function = driver.load_function(self._artifact.cubin, self._artifact.entry, self._artifact.shared)
-        self._functions[device] = function
-        return function
+        return driver.load_function(self._artifact.cubin, self._artifact.entry, self._artifact.shared)
+
+
+class Trigger:
+    """Launches what a block holds: all else that the driver is told is ready."""
+
+    def __init__(
+        self, launcher: Launcher, geometry: Geometry, block: Block, programs: int, device: int
+    ) -> None:
+        """Of `geometry` and `block` this is the only user."""
+        self._launcher, self._geometry, self._block = launcher, geometry, block
+        self._programs, self._device = programs, device
+        self._arguments: tuple[Any, ...] = ()
+
+    def aim(self, stream: int) -> None:
+        """From now on launch on `stream` of the device, which is the current device."""
+        function = self._launcher.function(self._device)
+        self._arguments = (self._geometry.of(self._programs, stream), function, self._block.pointers, None)
+
+    def fire(self) -> None:
+        """Launch."""
+        self._launcher.fire(self._arguments, self._device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,13 +127,10 @@ def test_parameters_lie_where_the_kernel_reads_them(kernel: Kernel) -> None:
 def test_a_repeated_launch_has_the_parameters_of_any(
     kernel: Kernel, asked: list[Any], described: bool
 ) -> None:
-    fired: list[bytes] = []
+    fired, streams = list[bytes](), list[int]()
 
     def contents(block: Block) -> bytes:
         return block.memory.raw[block.start : block.start + layout.size]
-
-    def fire(block: Block, *rest: Any) -> None:
-        fired.append(contents(block))
 
     artifact = kernel.artifact
     if not described:
@@ -144,8 +142,10 @@ def test_a_repeated_launch_has_the_parameters_of_any(
     counters = sum(a.source is Source.COUNTER for a in artifact.arguments)
     maps = TensorMaps(artifact.arguments) if described else None
     layout = Layout(artifact)
+    block = Block(layout)
+    trigger = SimpleNamespace(aim=streams.append, fire=lambda: fired.append(contents(block)))
     repeated = Repeated(
-        layout, fire, 1, 0, [None if n in places else v for n, v in enumerate(values)], counters, maps
+        layout, block, trigger, 0, [None if n in places else v for n, v in enumerate(values)], counters, maps
     )
     for addresses in ((0x1000, 0x2000, 0x3000), (0x7000, 0x2000, 0x3000), (0x1000, 0x2000, 0x3000)):
         repeated(addresses)
@@ -154,6 +154,43 @@ def test_a_repeated_launch_has_the_parameters_of_any(
         whole = Block(layout)
         whole.fill([*values, *[0x80] * counters, *(() if maps is None else maps.values(values, 0))])
         assert fired.pop() == contents(whole)
+    assert streams == [0]
+
+
+def test_a_repeated_launch_follows_streams_and_graphs(
+    kernel: Kernel, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches of one stream share their counters; each launch in a graph has its own."""
+    stream, capturing, given = [1], [False], iter(range(0x100, 0x200))
+    pairs: dict[int, int] = {}
+
+    def address_of_pair(device: int, stream: int) -> int:
+        return next(given) if capturing[0] else pairs.setdefault(stream, next(given))
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: stream[0], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: capturing[0], raising=False)
+    monkeypatch.setattr("flexc.repeated.address_of_pair", address_of_pair)
+    layout = Layout(kernel.artifact)
+    block, aimed, used = Block(layout), list[int](), list[tuple[int, int]]()
+    named = [a for a in kernel.artifact.arguments if not is_descriptor(a) and a.source is not Source.COUNTER]
+    at = block.start + layout.of_values[len(named)]
+
+    def fire() -> None:
+        used.append((aimed[-1], struct.unpack_from("=Q", block.memory, at)[0]))
+
+    values = [None if a.source is Source.Q else _value(a) for a in named]
+    trigger = SimpleNamespace(aim=aimed.append, fire=fire)
+    maps = TensorMaps(kernel.artifact.arguments)
+    repeated = Repeated(layout, block, trigger, 0, values, 1, maps)
+    for here, captures in ((1, 0), (1, 0), (2, 0), (2, 0), (2, 1), (2, 1), (2, 0), (1, 0)):
+        stream[0], capturing[0] = here, bool(captures)
+        repeated((0x1000,))
+    streams, counters = zip(*used, strict=True)
+    assert streams == (1, 1, 2, 2, 2, 2, 2, 1)
+    assert counters[0] == counters[1] == counters[7]
+    assert counters[2] == counters[3] == counters[6]
+    assert len(set(counters)) == 4
+    assert len(aimed) == 6  # not again where neither changed
 
 
 class _Driver:
@@ -189,6 +226,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     fake = _Driver()
     monkeypatch.setattr(driver, "library", lambda: fake)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
     monkeypatch.setattr("flexc.repeated.address_of_pair", lambda device, stream: 0x80)
     return fake.asked
 
