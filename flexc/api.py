@@ -26,8 +26,9 @@ from flexc.check import (
 from flexc.errors import UnsupportedFeature
 from flexc.execute import in_autocast_dtype, new_seed, readable, run
 from flexc.positions import check_positions
-from flexc.prepared import Place, replay
+from flexc.prepared import Place
 from flexc.provenance import without_own_map
+from flexc.replay import replay
 from flexc.resolve import resolve
 
 if TYPE_CHECKING:

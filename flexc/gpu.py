@@ -14,7 +14,8 @@ from flexc.errors import BackendUnavailable
 from flexc.gpu_facts import target_of
 from flexc.ir.spec import AttentionSpec, Blocks
 from flexc.launch import Launch
-from flexc.prepared import Place, Prepared, Step, can_keep, keep
+from flexc.prepared import Place, Prepared, Step, can_keep
+from flexc.replay import keep
 
 
 def run(call: AttentionCall, place: Place | None = None, backend: str = "triton") -> Result:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from flexc.execute import PLAIN
-from flexc.frontend.value import Value
+from flexc.frontend.value import Value, told_apart
 from flexc.pack import as_pointed_to
 
 
+class _Form(NamedTuple):
+    """What a captured tensor must be like; of a watched one, also which one, of which version."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: int
+    watched: weakref.ref[torch.Tensor] | None
+    version: int
+
+
 class Captures:
-    """The captured values of one call, as what another's are compared with."""
+    """The captured tensors of one call, as what another's are compared with."""
 
     def __init__(
         self,
@@ -36,22 +47,18 @@ class Captures:
         self._device = device
         tensors = [(slot, x) for slot, x in enumerate(values) if isinstance(x, torch.Tensor)]
         places = {slot: place for place, (slot, _) in enumerate(tensors)}
-        self._slots = [slot for slot, _ in tensors]
+        self._slots = None if len(tensors) == len(values) else [slot for slot, _ in tensors]
         self._read = [places[slot] for slot in read]
-        self._forms = [(x.shape, x.stride(), x.dtype, x.get_device()) for _, x in tensors]
-        self._needs = [records and x.requires_grad for _, x in tensors]
-        self._numbers = [(slot, x) for slot, x in enumerate(values) if not isinstance(x, torch.Tensor)]
+        self._forms = [_form(x, slot in watched) for slot, x in tensors]
+        self._needs = [(place, records and x.requires_grad) for place, (_, x) in enumerate(tensors)]
         self.watched = tuple(slot for slot, _ in tensors if slot in watched)
-        self._watched = [
-            (place, weakref.ref(x), x._version) for place, (slot, x) in enumerate(tensors) if slot in watched
-        ]
         self._elsewhere = [place for place, (_, x) in enumerate(tensors) if x.device != device]
         self._copies: dict[int, tuple[object, torch.Tensor]] = {}
 
     @property
     def identity(self) -> tuple[int, ...] | None:
         """The watched tensors by their identities; None when one of them is no more."""
-        living = [reference() for _, reference, _ in self._watched]
+        living = [form.watched() for form in self._forms if form.watched is not None]
         return None if any(x is None for x in living) else tuple(map(id, living))
 
     @property
@@ -59,31 +66,23 @@ class Captures:
         """Whether a 0-dim tensor lies on the CPU, whose value is copied to the device."""
         return bool(self._elsewhere)
 
-    def of(self, values: tuple[Value, ...]) -> list[Any] | None:
-        """The tensors among the values of a call.
+    def of(self, values: tuple[Value, ...], *, grad: bool) -> Sequence[Any] | None:
+        """The tensors among the values of a call, whose numbers are those of this one.
 
-        None where something differs that decides more than addresses.
+        None where something differs that decides more than addresses. `grad`: autograd is on.
         """
-        for slot, number in self._numbers:
-            value = values[slot]
-            if value != number or type(value) is not type(number):
-                return None
-            if number == 0.0 and str(value) != str(
-                number
-            ):  # -0.0 equals 0.0, and its reciprocal is another number
-                return None
-        tensors = [values[slot] for slot in self._slots]
+        tensors: Sequence[Any] = values if self._slots is None else [values[slot] for slot in self._slots]
         if not self.hold(tensors):
             return None
-        if torch.is_grad_enabled():
-            for x, needs in zip(tensors, self._needs, strict=True):
-                if x.requires_grad is not needs:  # type: ignore[union-attr]  # a tensor
+        if grad:
+            for place, needs in self._needs:
+                if tensors[place].requires_grad is not needs:
                     return None
         return tensors
 
     def hold(self, tensors: Sequence[Any]) -> bool:
         """Whether the launch that was prepared serves these captured tensors."""
-        for x, (shape, stride, dtype, device) in zip(tensors, self._forms, strict=True):
+        for x, (shape, stride, dtype, device, watched, version) in zip(tensors, self._forms, strict=True):
             if (
                 type(x) not in PLAIN
                 or x.shape != shape
@@ -92,8 +91,7 @@ class Captures:
                 or x.get_device() != device
             ):
                 return False
-        for place, reference, version in self._watched:
-            if reference() is not tensors[place] or tensors[place]._version != version:
+            if watched is not None and (x._version != version or watched() is not x):
                 return False
         return True
 
@@ -104,7 +102,7 @@ class Captures:
         copied = list(tensors)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         for place in self._elsewhere:
-            number = (_text_of(tensors[place].item()), stream)
+            number = (told_apart(tensors[place].item()), stream)
             known = self._copies.get(place)
             if known is None or known[0] != number:
                 copy = as_pointed_to(tensors[place], self._device)
@@ -118,6 +116,6 @@ class Captures:
         return tuple([there[place].data_ptr() for place in self._read])
 
 
-def _text_of(number: float) -> str:
-    """The number, in which 0.0 and -0.0 are two, and NaN is one."""
-    return number.hex() if isinstance(number, float) else str(number)
+def _form(x: torch.Tensor, is_watched: bool) -> _Form:
+    watched = weakref.ref(x) if is_watched else None
+    return _Form(x.shape, x.stride(), x.dtype, x.get_device(), watched, x._version if is_watched else 0)

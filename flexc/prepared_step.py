@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from flexc.gpu_backward import as_kernels_read, record
 from flexc.map_tensors import tensors_of
 from flexc.mapped import is_batched
 from flexc.operators import call_of, name_of
-from flexc.prepared import Inputs, Place, Prepared, as_kernels_read_sinks
+from flexc.prepared import Place, Prepared, as_kernels_read_sinks
 from flexc.refit import refitted
 from flexc.statement import split_values
 
@@ -33,9 +33,18 @@ class Step:
     backwards: dict[tuple[object, ...], Recorded] = field(default_factory=dict, compare=False)
     """By the layouts of what goes in, and what needs a gradient."""
 
-    def record(self, prepared: Prepared, inputs: Inputs) -> Result:
+    def record(
+        self,
+        prepared: Prepared,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        seed: torch.Tensor | None,
+        captured: Sequence[torch.Tensor],
+    ) -> Result:
         """The result, which knows its backward."""
-        found: Any = _apply(self, prepared, *inputs[:NAMED], *inputs.captured, *self.blocks)
+        found: Any = _apply(self, prepared, q, k, v, sinks, seed, *captured, *self.blocks)
         return found if self.returns_lse else (found, None)
 
 
@@ -45,7 +54,7 @@ class _Prepared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Step, prepared: Prepared, *tensors: Any) -> Any:
         q, k, v, sinks, seed, *others = tensors
-        out, lse = prepared.launch(Inputs(q, k, v, sinks, seed, others[: step.numbers.n_captures]))
+        out, lse = prepared.launch(q, k, v, sinks, seed, others[: step.numbers.n_captures])
         ctx.step, ctx.prepared = step, prepared
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, *tensors)
@@ -160,6 +169,8 @@ def prepare(call: AttentionCall, place: Place, backend: str) -> Result | None:
     if prepared is None:
         return None
     seed = call.dropout_seed if isinstance(call.dropout_seed, torch.Tensor) else None
-    return prepared.run(
-        call.q, call.k, call.v, call.sinks, call.values, place.given, seed, drops=call.dropout_p > 0
-    )
+    captured = prepared.captures.of(call.values, grad=True)
+    if captured is None:
+        return None
+    drops = call.dropout_p > 0
+    return prepared.run(call.q, call.k, call.v, call.sinks, captured, place.given, seed, drops=drops)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import flexc
-from flexc import gpu, masks, prepared
+from flexc import gpu, masks, replay
 from flexc.backward_script import Script
 from flexc.prepared_captures import Captures
 from tests.interpreter import faked_gpu
@@ -19,10 +19,10 @@ from tests.interpreter import faked_gpu
 
 @pytest.fixture(autouse=True)
 def _faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    prepared._prepared.clear()
+    replay._prepared.clear()
     faked_gpu.install(monkeypatch)
     yield
-    prepared._prepared.clear()
+    replay._prepared.clear()
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_what_belongs_to_tensors_and_maps_that_are_gone_is_forgotten() -> None:
         block_mask = flexc.create_block_mask(masks.document(ids), None, None, 40, 56, device="cpu")
         flexc.attention(*_qkv(), block_mask=block_mask, backend="triton")
         flexc.attention(*_qkv(), mask_mod=masks.document(ids), backend="triton")
-    assert len(prepared._prepared) == 2
+    assert len(replay._prepared) == 2
 
 
 def test_gradients_of_strided_inputs_have_their_layout(written: list[Any]) -> None:

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import flexc
-from flexc import gpu, prepared
+from flexc import gpu, replay
 from flexc.errors import UnknownOption
 from tests.interpreter import faked_gpu
 
 
 @pytest.fixture(autouse=True)
 def _faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    prepared._prepared.clear()
+    replay._prepared.clear()
     faked_gpu.install(monkeypatch)
     yield
-    prepared._prepared.clear()
+    replay._prepared.clear()
 
 
 @pytest.mark.parametrize("differentiates", [False, True])
@@ -44,7 +44,10 @@ def test_a_number_that_is_0_on_the_other_side(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gpu, "_launch", noted)
     for zero in (0.0, 0.0, -0.0, -0.0, 0.0):
         flexc.attention(q, q, q, backend="triton", score_mod=lambda s, b, h, q_idx, kv_idx, n=zero: s + n)
-    assert numbers == ["0.0", "-0.0", "0.0"]
+    assert numbers == ["0.0", "-0.0"]
+    for nan in (float("nan"), float("nan")):
+        flexc.attention(q, q, q, backend="triton", score_mod=lambda s, b, h, q_idx, kv_idx, n=nan: s + n)
+    assert numbers == ["0.0", "-0.0", "nan"]
 
 
 @pytest.mark.parametrize("options", [{"block_q": [16]}, {"block_q": {}}, [16], "block_q", {1: 2}])
