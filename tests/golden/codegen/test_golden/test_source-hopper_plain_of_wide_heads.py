@@ -205,7 +205,6 @@ def attend(
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KV, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_DIM_V, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    q_layout: gl.constexpr = gl.DotOperandLayout(0, score_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     column_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     acc_row_layout: gl.constexpr = gl.SliceLayout(1, acc_layout)
@@ -240,8 +239,8 @@ def attend(
 
         slot = step % STAGES
         part = which * Q_TILES + taken % Q_TILES
+        q = q_smem.index(part)
         mbarrier.wait(q_ready.index(part), taken // Q_TILES & 1, pred=alive == 1)
-        q = q_smem.index(part).load(q_layout)
         mbarrier.wait(k_ready.index(slot), step // STAGES & 1, pred=alive == 1)
         score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         mbarrier.wait(v_ready.index(before), v_turn, pred=taken > 0)

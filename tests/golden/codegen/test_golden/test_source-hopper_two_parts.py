@@ -49,7 +49,7 @@ HEAD_DIM = gl.constexpr(192)  # of which these exist
 HEAD_DIM_V = gl.constexpr(96)  # and these
 FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
 FEW_DIMS = gl.constexpr(32)  # columns of its operands and result
-MARGIN = gl.constexpr(32.0)  # so much larger may scores be in base 2, besides the range of weights
+MARGIN = gl.constexpr(64.0)  # so much larger may scores be in base 2, besides the range of weights
 TOO_LARGE = gl.constexpr(16777216.0)  # makes sums infinite beside which 1 is nothing
 
 
