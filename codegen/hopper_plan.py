@@ -194,10 +194,12 @@ def is_guessed(spec: AttentionSpec) -> bool:
     """Whether rows are scaled to the largest score of the first tile in which they see a key.
 
     Weights have the range of a float, so nothing is lost unless a later score is larger by 116, or by 94
-    beside slopes. Rows that have such scores are computed again, which only kernels of masks can do.
+    beside slopes. Rows that have such scores are computed again, which only kernels of masks can do: by the
+    mask alone, so not where lists of blocks may say more.
     """
     fits = spec.q_storage is Storage.BF16 and not spec.has_sinks and not spec.dropout
     known = spec.score is None or has_slope(spec)
+    known = known and spec.blocks is not Blocks.MAP
     return fits and spec.mask is not None and known and spec.packed_heads == 1
 
 

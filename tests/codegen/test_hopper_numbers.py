@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from flexc import masks, scores
+from flexc import BlockMask, masks, scores
 from flexc.codegen import hopper_plan
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.design import Design
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
 from flexc.codegen.tiles import Tiles
+from flexc.ir.spec import Blocks
+from flexc.pack_backward import map_operands
 from flexc.resolve import resolve
 from tests.codegen.generate import spec_for
 from tests.gluon_in_numpy import SMALL_PRODUCTS, Descriptor, run
+from tests.gradients import problem
 from tests.oracle import golden
 
 Mod = Callable[..., Any]
@@ -251,6 +254,21 @@ def test_rows_are_computed_again_where_a_guess_fails(
     assert bool(SMALL_PRODUCTS) is again
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal, _documents], ids=["plain", "causal", "documents"])
+def test_lists_that_leave_rows_without_keys(mask: Mod | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows see what both lists and mask allow: the first 128 nothing, though the mask alone lets them see."""
+    case = Case(mask, lengths=(300, 333), heads=(2, 2))
+    q, k, v = _tensors(case)
+    indices = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 2, 1]], dtype=torch.int32)[None, None]
+    counts = torch.tensor([0, 1, 2], dtype=torch.int32)[None, None]
+    block_mask = BlockMask.from_kv_blocks(
+        counts, indices, BLOCK_SIZE=128, mask_mod=mask, seq_lengths=(300, 333)
+    )
+    golden(q, k, v, mask_mod=mask, block_mask=block_mask).check(
+        *_run(case, q, k, v, None, monkeypatch, block_mask)
+    )
+
+
 def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(0)
     (rows, keys), (q_heads, kv_heads) = case.lengths, case.heads
@@ -268,6 +286,7 @@ def _run(
     v: torch.Tensor,
     sinks: torch.Tensor | None,
     monkeypatch: pytest.MonkeyPatch,
+    block_mask: BlockMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     planned = hopper_plan._plan
     monkeypatch.setattr(hopper_plan, "_plan", lambda *a: replace(planned(*a), **case.plan))
@@ -284,6 +303,7 @@ def _run(
         bounded=case.bounded,
         narrow=case.narrow,
         **({} if case.packed is None else {"few_rows": case.packed[0], "packed_heads": case.packed[1]}),
+        **({} if block_mask is None else {"blocks": Blocks.MAP}),
     )
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)
     keys = generated.plan.tiles.block_kv
@@ -305,6 +325,12 @@ def _run(
         "batch": q.shape[0],
         "scale": DIM**-0.5,
     }
+    if block_mask is not None:
+        tiles = generated.plan.tiles
+        call = problem(q, k, v, mask_mod=case.mask, block_mask=block_mask).call
+        of_map, numbers, _ = map_operands(call, tiles.block_q, tiles.block_kv, by_keys=False)
+        of_call: dict[Any, Any] = numbers | {source: x.numpy() for source, x in of_map.items()}
+        known |= {a.name: of_call[a.source] for a in generated.arguments if a.source in of_call}
     together = generated.plan.packed_heads
     packed = (hopper_plan.ROWS // together, DIM, together, q.shape[1] // k.shape[1])
     for name, array in tensors.items():
