@@ -66,7 +66,7 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             Constant("MOST_SHIFT", MOST_SHIFT, "of scores in base 2: sums of the largest weights fit a float")
         )
     if spec.return_lse and plan.guessed:
-        constants.append(Constant("LIFT", 2.0**margin, "2**MARGIN"))
+        constants.append(Constant("LIFT", 2.0 ** (margin / 2), "its square is 2**MARGIN"))
     if spec.return_lse:
         constants.append(LN2)
     return tuple(constants)
