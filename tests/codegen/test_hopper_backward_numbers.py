@@ -20,9 +20,7 @@ from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, bac
 from flexc.codegen.hopper_backward_plan import KEYS, HopperBackwardPlan
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import TARGETS
-from flexc.ir.spec import Blocks
-from flexc.pack_backward import Operands, map_operands
-from flexc.tensor_maps import is_descriptor
+from tests.codegen.backward_operands import numpy_operand, plain_operands
 from tests.codegen.generate import Mod, spec_for
 from tests.gluon_backward_in_numpy import Rows, Sums, run_backward
 from tests.gluon_in_numpy import Descriptor
@@ -71,35 +69,14 @@ def _kernel(call: AttentionCall, mask: Mod | None, shape: Shape) -> tuple[Backwa
 
 
 def _arguments(
-    call: AttentionCall, made: BackwardSpec, kernel: GeneratedKernel, rows: dict[Source, Any], shape: Shape
+    call: AttentionCall, made: BackwardSpec, kernel: GeneratedKernel, rows: dict[Source, Any]
 ) -> dict[str, Any]:
     """Those that are no descriptors."""
-    plan = kernel.plan
-    numbers: dict[Source, int | float] = {
-        Source.Q_HEADS: shape.heads, Source.GROUP: shape.heads // shape.kv_heads, Source.BATCH: shape.batch,
-        Source.Q_LEN: shape.q_len, Source.KV_LEN: shape.kv_len, Source.SCALE: call.scale, Source.NEVER: 0,
-    }  # fmt: skip
     tensors = {
         Source.Q: call.q, Source.K: call.k, Source.V: call.v, Source.GRAD_OUT: call.q, Source.GRAD_K: call.k,
-        Source.GRAD_V: call.v, Source.GRAD_Q_SUM: call.q, **rows,
+        Source.GRAD_V: call.v, Source.GRAD_Q_SUM: call.q,
     }  # fmt: skip
-    if made.blocks(Entry.HOPPER) is Blocks.MAP:
-        for beside in (False, True) if call.deterministic else (False,):
-            of_map, more, _ = map_operands(
-                call, plan.tiles.block_q, plan.tiles.block_kv, by_keys=True, beside=beside
-            )
-            tensors |= of_map
-            numbers |= more
-    named = [a for a in kernel.arguments if not is_descriptor(a) and a.source is not Source.COUNTER]
-    packed = Operands(tensors, numbers, call.values).pack(named, lambda x: x)
-    return {
-        a.name: _array(x) if isinstance(x, torch.Tensor) else x for a, x in zip(named, packed, strict=True)
-    }
-
-
-def _array(x: torch.Tensor) -> Any:
-    x = x.float() if x.dtype is torch.bfloat16 else x.to(torch.int8) if x.dtype is torch.bool else x
-    return x.contiguous().numpy()
+    return plain_operands(call, made, kernel, tensors | rows)
 
 
 PROCESSORS = 3
@@ -178,12 +155,12 @@ class _Given:
         rows = {Source.DELTA: torch.from_numpy(self.delta), Source.SHIFT: torch.from_numpy(self.shift)}
         rows[Source.LOST] = torch.zeros(1, dtype=torch.int32)
         rows[Source.TURNS] = torch.zeros(1 + batch * heads * self.padded // block_q, dtype=torch.int32)
-        given = _arguments(self.call, self.made, self.kernel, rows, self.shape)
+        given = _arguments(self.call, self.made, self.kernel, rows)
         given |= {
             f"{name}_desc": Descriptor(x, n, dim)
             for name, x, n in zip(
                 ("q", "k", "v", "dout", "dk", "dv"),
-                (*map(_array, self.inputs), dk, dv),
+                (*map(numpy_operand, self.inputs), dk, dv),
                 (block_q, block_kv, block_kv, block_q, KEYS, KEYS),
                 strict=True,
             )

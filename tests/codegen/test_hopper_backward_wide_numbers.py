@@ -17,11 +17,10 @@ from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry, bac
 from flexc.codegen.hopper_backward_dims import PART, dims, is_apart
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import TARGETS
-from flexc.ir.spec import Blocks
-from flexc.pack_backward import Operands, map_operands
 from flexc.tensor_maps import block_of, is_descriptor
+from tests.codegen.backward_operands import plain_operands
 from tests.codegen.generate import Mod, spec_for
-from tests.codegen.test_hopper_backward_numbers import _array, _expected
+from tests.codegen.test_hopper_backward_numbers import _expected
 from tests.gluon_backward_in_numpy import Rows, Sums, run_backward
 from tests.gluon_in_numpy import Descriptor
 from tests.gradients import problem
@@ -42,21 +41,7 @@ def _given(
     sums: np.ndarray[Any, Any],
 ) -> dict[str, Any]:
     """The arguments of one kernel: what its descriptors say of tensors is in their types."""
-    q_len, kv_len, tiles = call.q.shape[2], call.k.shape[2], kernel.plan.tiles
-    entry = Entry(kernel.entry)
-    numbers: dict[Source, int | float] = {
-        Source.Q_HEADS: HEADS, Source.GROUP: HEADS // KV_HEADS, Source.BATCH: 1, Source.Q_LEN: q_len,
-        Source.KV_LEN: kv_len, Source.SCALE: call.scale, Source.NEVER: 0,
-    }  # fmt: skip
-    if made.blocks(entry) is Blocks.MAP:
-        of_map, more, _ = map_operands(call, tiles.block_q, tiles.block_kv, by_keys=entry.axes.by_keys)
-        tensors = tensors | of_map
-        numbers |= more
-    named = [a for a in kernel.arguments if not is_descriptor(a)]
-    packed = Operands(tensors, numbers, call.values).pack(named, lambda x: x)
-    found = {
-        a.name: _array(x) if isinstance(x, torch.Tensor) else x for a, x in zip(named, packed, strict=True)
-    }
+    tiles, found = kernel.plan.tiles, plain_operands(call, made, kernel, tensors)
     for argument in filter(is_descriptor, kernel.arguments):
         source = Source(argument.source.value.removesuffix("_descriptor"))
         if source is Source.GRAD_Q_SUM:
