@@ -97,8 +97,20 @@ def fold_scale(root: Expr) -> tuple[Expr, Expr | None]:
     """Take a factor that every use of `score` is multiplied by out of the graph: it joins the softmax scale.
 
     Returns the graph with `score` for `score * factor`, and the factor, which the head knows; or the graph
-    as it was and None. Example: `c * tanh(score * (1 / c))` gives `c * tanh(score)` and `1 / c`.
+    as it was and None. Example: `c * tanh(score * (1 / c))` gives `c * tanh(score)` and `1 / c`. Of
+    `a * (b * score)`, both factors.
     """
+    folded, factor = _fold_once(root)
+    while factor is not None:
+        folded, more = _fold_once(folded)
+        if more is None:
+            break
+        factor = build.binary(Op.MUL, factor, more)
+    return folded, factor
+
+
+def _fold_once(root: Expr) -> tuple[Expr, Expr | None]:
+    """The same for the operations that `score` itself is an operand of."""
     levels = place(root)
     factors: set[Expr] = set()
     for node in topological(root):
