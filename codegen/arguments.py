@@ -144,7 +144,7 @@ RESERVED = frozenset({
     *(f"{name}{number}" for number in ("", *(f"_{n}" for n in range(1, 9))) for name in _OF_A_RANGE),
     "out", "out_tile", "lse", "lse_row", "range", "float", "BLOCK_Q", "BLOCK_KV", "PADDED_DIM",
     "PADDED_DIM_V", "HEAD_DIM", "HEAD_DIM_V", "PRECISION", "LOG2E", "LN2", "floor_div", "floor_mod", "sign",
-    "sine", "cosine", "sine_cosine", "gdc_launch_dependents", "gdc_wait",
+    "sine", "cosine", "sine_cosine", "arctan", "gdc_launch_dependents", "gdc_wait",
     "tanh", "power", "online_softmax", "score_mod", "mask_mod", "attention_forward",
     "q_ptr", "k_ptr", "v_ptr", "out_ptr", "lse_ptr", "sinks_ptr", "map_offsets_ptr", "map_stretches_ptr",
     "map_stride_b", "map_stride_h", "map_block_q", "map_block_kv",

@@ -70,6 +70,7 @@ HELPERS: dict[Op, str] = {
     Op.TANH: "tanh",
     Op.SIN: "sine",
     Op.COS: "cosine",
+    Op.ATAN: "arctan",
     Op.POW: "power",
 }
 _LEAVES = frozenset({Op.CONST, Op.INPUT, Op.SCALAR, Op.SIZE, Op.LOAD, Op.CAST, Op.DETACH})

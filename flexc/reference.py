@@ -18,6 +18,7 @@ from flexc.execute import is_mapped
 from flexc.ir.blockmap import BlockMap, TileKind
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
+from flexc.ir.guard import guarded
 from flexc.ir.ops import Input
 from flexc.philox import kept, survivors_weight
 from flexc.weigh_values import weigh_mapped_values, weigh_values
@@ -111,7 +112,7 @@ def dense(call: AttentionCall, product: torch.dtype | None = None) -> tuple[torc
     q = call.q.to(product).reshape(batch, kv_heads, heads // kv_heads * q_len, call.q.shape[3])
     scores = (q @ k.transpose(-2, -1)).to(dtype).reshape(shape) * call.scale
     if call.score is not None:
-        scores = _value(call, call.score, {**inputs, Input.SCORE: scores}, dtype).expand(shape)
+        scores = _value(call, guarded(call.score), {**inputs, Input.SCORE: scores}, dtype).expand(shape)
     scores = torch.where(visible, scores, -math.inf)
     weights, lse = _softmax(scores, call.sinks)
     seen = scores != -math.inf

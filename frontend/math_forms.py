@@ -262,6 +262,37 @@ def hardtanh(x: Expr, low: Expr, high: Expr) -> Expr:
     return build.where(below, low, build.where(above, high, x))
 
 
+def hardswish(x: Expr) -> Expr:
+    """`x` times a line from 0 at -3 to 1 at 3; at and beyond these its derivative is 0 and 1."""
+    middle = div(mul(x, add(x, f32(3))), f32(6))
+    below, above = build.compare(Op.LE, x, f32(-3)), build.compare(Op.LE, f32(3), x)
+    return build.where(below, f32(0), build.where(above, x, middle))
+
+
+def selu(x: Expr) -> Expr:
+    """The elu that keeps mean and variance."""
+    scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+    return build.where(less(f32(0), x), mul(x, f32(scale)), mul(f32(scale * alpha), expm1(x)))
+
+
+def hardshrink(x: Expr, width: Expr) -> Expr:
+    """`x`, and 0 within `width` of 0."""
+    small = build.logic(Op.AND, build.compare(Op.LE, neg(width), x), build.compare(Op.LE, x, width))
+    return build.where(small, f32(0), x)
+
+
+def softshrink(x: Expr, width: Expr) -> Expr:
+    """`x` nearer to 0 by `width`, and 0 within `width` of 0."""
+    below = build.where(less(x, neg(width)), add(x, width), f32(0))
+    return build.where(less(width, x), sub(x, width), below)
+
+
+def copysign(a: Expr, b: Expr) -> Expr:
+    """The size of `a` with the sign of `b`, whose -0.0 counts as 0."""
+    size = absolute(build.cast(a, F32))
+    return build.where(less(b, build.const(0)), neg(size), size)
+
+
 def fmax(a: Expr, b: Expr) -> Expr:
     """The larger, or the one that is a number; where they are equal, the gradient is that of `a`."""
     return build.where(build.logic(Op.OR, build.compare(Op.LE, b, a), is_nan(b)), a, b)

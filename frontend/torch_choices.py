@@ -14,6 +14,7 @@ from flexc.frontend.proxy import Traced
 from flexc.frontend.span import span_here
 from flexc.ir import build
 from flexc.ir.expr import Expr
+from flexc.ir.ops import Op
 
 if TYPE_CHECKING:
     from flexc.frontend.tracer import Tracer
@@ -189,6 +190,44 @@ def elu(tracer: Tracer, input: Any, alpha: Any = 1.0, inplace: bool = False) -> 
         lambda x, alpha: build.where(forms.less(forms.f32(0), x), x, forms.mul(alpha, forms.expm1(x))),
         operands,
         as_float(operands[0].dtype),
+    )
+
+
+@operation("celu")
+def celu(tracer: Tracer, input: Any, alpha: Any = 1.0, inplace: bool = False) -> Traced:
+    """torch.nn.functional.celu."""
+    operands = (tracer.lift(input), tracer.lift(alpha))
+
+    def form(x: Expr, alpha: Expr) -> Expr:
+        below = forms.mul(alpha, forms.expm1(forms.div(x, alpha)))
+        return build.where(forms.less(forms.f32(0), x), x, below)
+
+    return mapped(tracer, form, operands, as_float(operands[0].dtype))
+
+
+@operation("hardshrink")
+def hardshrink(tracer: Tracer, input: Any, lambd: Any = 0.5) -> Traced:
+    """torch.nn.functional.hardshrink."""
+    operands = (tracer.lift(input), tracer.lift(lambd))
+    return mapped(tracer, forms.hardshrink, operands, as_float(operands[0].dtype))
+
+
+@operation("softshrink")
+def softshrink(tracer: Tracer, input: Any, lambd: Any = 0.5) -> Traced:
+    """torch.nn.functional.softshrink."""
+    operands = (tracer.lift(input), tracer.lift(lambd))
+    return mapped(tracer, forms.softshrink, operands, as_float(operands[0].dtype))
+
+
+@operation("threshold", "_threshold")
+def threshold(tracer: Tracer, input: Any, threshold: Any, value: Any, inplace: bool = False) -> Traced:
+    """torch.nn.functional.threshold."""
+    operands = (tracer.lift(input), tracer.lift(threshold), tracer.lift(value))
+    return mapped(
+        tracer,
+        lambda x, bound, value: build.where(build.compare(Op.LE, x, bound), value, x),
+        operands,
+        operands[0].dtype,
     )
 
 

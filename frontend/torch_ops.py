@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flexc.frontend import inverses
 from flexc.frontend import math_forms as forms
 from flexc.frontend.elementwise import as_float, mapped, operation, promote
 from flexc.frontend.proxy import OPERATIONS, Traced
@@ -64,6 +65,20 @@ _FLOAT_FUNCTIONS: dict[str, Form] = {
     "tanhshrink": lambda x: forms.sub(x, forms.tanh(x)),
     "deg2rad": lambda x: forms.mul(x, forms.f32(math.pi / 180)),
     "rad2deg": lambda x: forms.mul(x, forms.f32(180 / math.pi)),
+    "selu": forms.selu,
+    "hardswish": forms.hardswish,
+    "asinh": inverses.asinh,
+    "arcsinh": inverses.asinh,
+    "acosh": inverses.acosh,
+    "arccosh": inverses.acosh,
+    "atan": _simple(Op.ATAN),
+    "arctan": _simple(Op.ATAN),
+    "asin": inverses.asin,
+    "arcsin": inverses.asin,
+    "acos": inverses.acos,
+    "arccos": inverses.acos,
+    "atanh": inverses.atanh,
+    "arctanh": inverses.atanh,
     "hardsigmoid": lambda x: forms.div(
         forms.hardtanh(forms.add(x, forms.f32(3)), forms.f32(0), forms.f32(6)), forms.f32(6)
     ),
@@ -135,6 +150,9 @@ _FLOAT_PAIRS: dict[str, Form] = {
     "logaddexp": forms.logaddexp,
     "hypot": lambda a, b: build.unary(Op.SQRT, forms.add(forms.mul(a, a), forms.mul(b, b))),
     "xlogy": forms.xlogy,
+    "copysign": forms.copysign,
+    "atan2": inverses.atan2,
+    "arctan2": inverses.atan2,
 }
 _COMPARISONS: dict[str, Form] = {
     "lt": forms.less,

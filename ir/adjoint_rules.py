@@ -103,9 +103,9 @@ def _complement(x: Expr) -> Expr:
     return binary(Op.SUB, _number(1), x)
 
 
-def _is_number(x: Expr) -> bool:
+def is_number(x: Expr) -> bool:
     """A literal or a captured number of Python, converted or not."""
-    return x.op in (Op.CONST, Op.SCALAR) or (x.op is Op.CAST and _is_number(x.args[0]))
+    return x.op in (Op.CONST, Op.SCALAR) or (x.op is Op.CAST and is_number(x.args[0]))
 
 
 def _add(node: Expr, grad: Expr) -> Parts:
@@ -130,7 +130,7 @@ def _extreme(node: Expr, grad: Expr) -> Parts:
     a, b = node.args
     least = (a, b) if node.op is Op.MIN else (b, a)
     first, second = compare(Op.LE, *least), compare(Op.LE, *reversed(least))
-    if node.attr is None and (_is_number(a) or _is_number(b)):
+    if node.attr is None and (is_number(a) or is_number(b)):
         return Part(grad, first), Part(grad, second)
     equal, shares = compare(Op.EQ, a, b), (_number(0.5), _number(0.5))
     if node.attr is not None:
@@ -211,6 +211,7 @@ RULES: dict[Op, Rule] = {
     Op.SIGMOID: _by(_sigmoid),
     Op.SIN: _by(lambda x, value: unary(Op.COS, x)),
     Op.COS: lambda node, grad: (Part(_negated(times(grad, unary(Op.SIN, node.args[0])))),),
+    Op.ATAN: lambda node, grad: (Part(over(grad, binary(Op.ADD, _number(1), _squared(node.args[0])))),),
     Op.ERF: _erf,
     Op.FLOOR: _flat,
     Op.DETACH: _flat,

@@ -231,6 +231,7 @@ FLOAT_RULES: dict[Op, Rule] = {
     Op.SIGMOID: _sigmoid,
     Op.SIN: _wave,
     Op.COS: _wave,
+    Op.ATAN: _increasing("arctan"),
     Op.ERF: _erf,
     Op.FLOOR: _floor,
     Op.DETACH: lambda xp, node, args: args[0],

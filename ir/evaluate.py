@@ -274,6 +274,7 @@ TABLE: dict[Op, Callable[..., Array]] = {
     Op.SIGMOID: _sigmoid,
     Op.SIN: _namesake("sin"),
     Op.COS: _namesake("cos"),
+    Op.ATAN: _namesake("arctan"),
     Op.ERF: _erf,
     Op.FLOOR: _namesake("floor"),
     Op.DETACH: _detach,

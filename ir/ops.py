@@ -62,6 +62,7 @@ class Op(Enum):
     SIGMOID = "sigmoid"
     SIN = "sin"
     COS = "cos"
+    ATAN = "atan"
     ERF = "erf"
     FLOOR = "floor"
     # Comparisons. Greater-than forms are swapped when they are built.
@@ -129,6 +130,7 @@ _FLOAT = {
     Op.SIGMOID: 1,
     Op.SIN: 1,
     Op.COS: 1,
+    Op.ATAN: 1,
     Op.ERF: 1,
     Op.FLOOR: 1,
     Op.DETACH: 1,

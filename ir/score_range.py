@@ -95,6 +95,7 @@ _RULES: dict[Op, Callable[..., Span]] = {
     Op.SIGMOID: lambda _: Span(0.0, 1.0),
     Op.SIN: _unit,
     Op.COS: _unit,
+    Op.ATAN: lambda a: Span(math.atan(a.lo), math.atan(a.hi)),
     Op.ERF: _unit,
     Op.WHERE: _union,
     Op.DETACH: lambda a: a,

@@ -54,7 +54,7 @@ FLOATS: dict[str, Operation] = {
         *("exp", "exp2", "expm1", "tanh", "sigmoid", "sin", "cos", "tan", "sinh", "cosh", "erf", "erfc"),
         *("floor", "ceil", "trunc", "fix", "round", "frac", "neg", "negative", "abs", "absolute", "sign"),
         *("sgn", "square", "relu", "reciprocal", "isnan", "isinf", "isfinite", "isneginf", "isposinf"),
-        *("signbit", "deg2rad", "rad2deg", "positive", "logical_not"),
+        *("signbit", "deg2rad", "rad2deg", "positive", "logical_not", "asinh", "arcsinh", "atan"),
     )
 } | {
     "log": lambda x: torch.log(x.abs()),
@@ -81,6 +81,21 @@ FLOATS: dict[str, Operation] = {
     "logsigmoid": F.logsigmoid,
     "softsign": F.softsign,
     "tanhshrink": F.tanhshrink,
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, alpha=1.5),
+    "hardswish": F.hardswish,
+    "hardshrink": F.hardshrink,
+    "softshrink": lambda x: F.softshrink(x, 1.5),
+    "threshold": lambda x: F.threshold(x, -0.5, 7.0),
+    "asinh of large": lambda x: torch.asinh(x * 1e30),
+    "asinh near zero": lambda x: torch.asinh(x * 1e-4),
+    "asin": lambda x: torch.asin(x / 30),
+    "acos": lambda x: torch.acos(x / 30),
+    "ends of asin and acos": lambda x: torch.asin(x) + torch.acos(x.clamp(-1, 1)),
+    "acosh": lambda x: torch.acosh(x.abs() + 1),
+    "acosh of large": lambda x: torch.acosh(x * 1e30),
+    "atanh": lambda x: torch.atanh(x / 30),
+    "atanh near zero": lambda x: torch.atanh(x * 1e-4),
     "round decimals": lambda x: torch.round(x, decimals=1),
     "clamp": lambda x: x.clamp(-1, 1),
     "clamp min": lambda x: torch.clamp(x, min=0.5),
@@ -129,7 +144,7 @@ FLOAT_PAIRS: dict[str, Operation] = {
     for name in (
         *("add", "sub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "maximum"),
         *("minimum", "fmax", "fmin", "logaddexp", "hypot", "eq", "ne", "lt", "le", "gt", "ge", "max", "min"),
-        *("greater", "less_equal", "logical_and", "logical_or", "logical_xor"),
+        *("greater", "less_equal", "logical_and", "logical_or", "logical_xor", "copysign", "atan2"),
     )
 } | {
     "div floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),

@@ -174,9 +174,10 @@ def test_what_is_not_a_number_stays_so() -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.013, 0.07, 0.2, 1.0, 20.0])
-def test_tanh_is_accurate_near_zero_and_far_from_it(factor: float) -> None:
+@pytest.mark.parametrize("op", [Op.TANH, Op.ATAN])
+def test_odd_functions_are_accurate_near_zero_and_far_from_it(op: Op, factor: float) -> None:
     x = binary(Op.MUL, cast(DISTANCE, DType.F32), const(factor))
-    actual, expected, _ = _both(unary(Op.TANH, x))
+    actual, expected, _ = _both(unary(op, x))
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 

@@ -57,7 +57,7 @@ _INTEGER_PAIRS = (
 )
 _FLOAT_UNARY = (
     Op.NEG, Op.ABS, Op.SIGN, Op.EXP, Op.EXP2, Op.LOG, Op.LOG2, Op.SQRT, Op.RSQRT, Op.TANH, Op.SIGMOID,
-    Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.DETACH,
+    Op.SIN, Op.COS, Op.ATAN, Op.ERF, Op.FLOOR, Op.DETACH,
 )  # fmt: skip
 _FLOAT_PAIRS = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MIN, Op.MAX, Op.POW)
 

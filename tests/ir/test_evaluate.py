@@ -65,7 +65,8 @@ def test_integers_are_pythons(op: Op, python: Any, xp: Any) -> None:
         (Op.NEG, lambda x: -x), (Op.ABS, abs), (Op.EXP, math.exp), (Op.EXP2, lambda x: 2.0**x),
         (Op.LOG, math.log), (Op.LOG2, math.log2), (Op.SQRT, math.sqrt), (Op.RSQRT, lambda x: x**-0.5),
         (Op.TANH, math.tanh), (Op.SIGMOID, lambda x: 1 / (1 + math.exp(-x))), (Op.SIN, math.sin),
-        (Op.COS, math.cos), (Op.ERF, math.erf), (Op.FLOOR, math.floor), (Op.SIGN, lambda x: 1.0),
+        (Op.COS, math.cos), (Op.ATAN, math.atan), (Op.ERF, math.erf), (Op.FLOOR, math.floor),
+        (Op.SIGN, lambda x: 1.0),
     ],
 )  # fmt: skip
 def test_float_functions(op: Op, function: Any, xp: Any) -> None:

@@ -78,7 +78,7 @@ LEAVES = FLOATS | st.just(SCORE) | st.just(unary(Op.TANH, SCORE)) | st.just(unar
 
 def _grown(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     two = st.sampled_from([Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.MIN, Op.MAX])
-    one = st.sampled_from([Op.NEG, Op.ABS, Op.TANH, Op.SIN, Op.ERF, Op.SIGN, Op.COS])
+    one = st.sampled_from([Op.NEG, Op.ABS, Op.TANH, Op.SIN, Op.ERF, Op.SIGN, Op.COS, Op.ATAN])
     chosen = st.builds(lambda a, b: where(compare(Op.LT, a, b), a, b), inner, inner)
     return st.builds(binary, two, inner, inner) | st.builds(unary, one, inner) | chosen
 

@@ -37,6 +37,20 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "hardtanh": lambda x: functional.hardtanh(x, -0.3, 9.0),
     "relu6": lambda x: functional.relu6(6 * x / 9),
     "hardsigmoid": lambda x: functional.hardsigmoid(x / 3),
+    "selu": functional.selu,
+    "celu": lambda x: functional.celu(x, 1.5),
+    "hardswish": lambda x: functional.hardswish(x / 3),
+    "hardshrink": lambda x: functional.hardshrink(x, 0.3),
+    "softshrink": lambda x: functional.softshrink(x, 0.3),
+    "threshold": lambda x: functional.threshold(x, 0.3, 2.0),
+    "copysign": lambda x: torch.copysign(x, 1 - x.detach()),
+    "atan": torch.atan,
+    "atan2": lambda x: torch.atan2(x, x * x - 1) + torch.atan2(2 - x, -x),
+    "asin": lambda x: torch.asin(x / 61),
+    "acos": lambda x: torch.acos(x / 61),
+    "asinh": torch.asinh,
+    "acosh": lambda x: torch.acosh(1 + x.abs()),
+    "atanh": lambda x: torch.atanh(x / 61),
     "clamp by tensors": lambda x: torch.clamp(x, -x, x * 0 + 9),
     "fmax": lambda x: torch.fmax(x, -x),
     "fmin": lambda x: torch.fmin(x, -x),
@@ -47,8 +61,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivative(name: str) -> None:
+def test_derivative(name: str, backend: str) -> None:
     """One key a row makes the lse the modified score itself."""
     function = FUNCTIONS[name]
     points = torch.tensor([0.0, 1e-6, -1e-6, 0.3, -0.3, 0.95, 1.75, 9.0, 25.0, -0.999, 60.0]).double()
@@ -61,7 +76,7 @@ def test_derivative(name: str) -> None:
         mask_mod=lambda b, h, q_idx, kv_idx: q_idx == kv_idx,
         score_mod=lambda s, b, h, q_idx, kv_idx: s + function(bias[q_idx]),
         return_lse=True,
-        backend="cpu",
+        backend=backend,
     )
     (actual,) = torch.autograd.grad(lse.sum(), bias)
     leaf = points.clone().requires_grad_()
