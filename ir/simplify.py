@@ -73,6 +73,8 @@ def _constant(node: Expr) -> Expr | None:
     with np.errstate(all="ignore"):
         operands = (TABLE[Op.CONST](_FOLDING, arg) for arg in node.args)
         value = TABLE[node.op](_FOLDING, node, *operands).item()
+    if isinstance(value, float) and node.op is Op.CAST:
+        value = float(np.float32(value))  # of an integer of more than 24 bits less is left
     if isinstance(value, float) and not _fits_f32(value):
         return None
     return const(value, node.dtype)

@@ -159,3 +159,11 @@ def test_a_long_chain_is_quick_and_not_recursive() -> None:
     for i in range(3000):
         chain = both(chain, compare(Op.NE, Q, add(KV, scalar(i % 50, DType.I32))))
     assert len(topological(simplify(chain))) < 250
+
+
+def test_what_becomes_a_float_is_what_32_bits_hold_of_it() -> None:
+    near, nearer = (
+        cast(binary(Op.SUB, const(n, DType.I32), const(2**30, DType.I32)), DType.F32) for n in (-1, -3)
+    )
+    assert simplify(near).attr == -(2.0**30)
+    assert simplify(compare(Op.LE, near, nearer)).attr is True
