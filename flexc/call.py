@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flexc.errors import Span
 from flexc.frontend.value import Value
 from flexc.ir.expr import Expr
 from flexc.ir.graph import Capture, ModGraph, ModSource
@@ -33,6 +34,11 @@ class Mods:
     sources: tuple[ModSource, ...] = ()
     graphs: tuple[ModGraph, ...] = ()
     """What was traced; held so that their identities stay theirs."""
+
+    def read_at(self, slot: int) -> Span | None:
+        """Where a mod first read the capture in `slot`, if that is known."""
+        reads = [span for graph in self.graphs for span in graph.reads]
+        return reads[slot] if slot < len(reads) else None
 
 
 PLAIN = Mods(None, None, ())

@@ -234,6 +234,7 @@ def check_reads(mods: Mods, values: tuple[object, ...], q: torch.Tensor) -> None
                 f"{index.value} in dimension {dimension}, but q has {lengths[index]} "
                 f"{'batches' if index is Input.B else 'heads'}",
                 hint=f"give it one entry a {what}",
+                span=mods.read_at(slot),
             )
 
 
@@ -266,6 +267,7 @@ def check_gradients_exist(mods: Mods, values: tuple[object, ...]) -> None:
             raise NotDifferentiable(
                 f"the captured tensor {name!r} requires a gradient, but {why}",
                 hint=f"capture {name}.detach() if it needs none",
+                span=mods.read_at(slot),
             )
 
 

@@ -101,7 +101,7 @@ def trace(function: Callable[..., Any], kind: ModKind) -> Trace:
     traceable = captures.wrap(function, getattr(function, "__name__", "mod"))[0]
     result = _run(tracer, traceable, kind)
     root = check_result(tracer, result, kind, function)
-    graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function))
+    graph = ModGraph(kind, root, tuple(tracer.captures), source_of(function), tuple(tracer.reads))
     verify(graph)
     made = _finish(graph.shared(), tracer, captures.watch)
     tracer.forget()

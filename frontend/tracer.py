@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flexc.errors import TraceError, UnsupportedCapture, UnsupportedOperation
+from flexc.errors import Span, TraceError, UnsupportedCapture, UnsupportedOperation
 from flexc.frontend.holders import CapturedObject
 from flexc.frontend.host import Apply, Constant, Leaf, Program, SizeOf
 from flexc.frontend.numbers import TracedNumber, traced_number
@@ -65,6 +65,7 @@ class Tracer:
         self._tensor_leaf: dict[int, int] = {}
         self._tensors: dict[int, Traced] = {}
         self._slot_of: dict[Slot, int] = {}
+        self.reads: list[Span | None] = []
 
     # What was captured.
 
@@ -131,6 +132,7 @@ class Tracer:
             found = self._slot_of[slot] = len(self.slots)
             self.slots.append(slot)
             self.captures.append(Capture(name, storage, rank))
+            self.reads.append(span_here())
         return found
 
     def tensor_slot(self, leaf: int) -> int:

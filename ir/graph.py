@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from weakref import WeakValueDictionary
 
+from flexc.errors import Span
 from flexc.ir.expr import Expr
 from flexc.ir.types import DType, Storage
 
@@ -56,6 +57,8 @@ class ModGraph:
     root: Expr
     captures: tuple[Capture, ...]
     source: ModSource
+    reads: tuple[Span | None, ...] = field(default=(), compare=False)
+    """Where the mod first read each capture, for messages."""
 
     def shared(self) -> ModGraph:
         """The one object that stands for all graphs equal to this one.

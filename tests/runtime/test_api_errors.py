@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from typing import Any
 
@@ -180,6 +181,18 @@ def test_gradients_that_do_not_exist() -> None:
 
     with pytest.raises(AssertionError, match="a backend ran"):
         flexc.attention(Q, K, K, score_mod=smooth, mask_mod=by_the_mask)
+
+
+def test_gradients_that_do_not_exist_are_located() -> None:
+    width = torch.ones(4, requires_grad=True)
+    mask = lambda b, h, q_idx, kv_idx: q_idx - kv_idx < width[h]  # noqa: E731
+    score = lambda s, b, h, q_idx, kv_idx: s + (q_idx - kv_idx) * width[h].int()  # noqa: E731
+    for mods in ({"mask_mod": mask}, {"score_mod": score}):
+        with pytest.raises(NotDifferentiable) as caught:
+            flexc.attention(Q, K, K, **mods)
+        span = caught.value.span
+        assert span is not None
+        assert linecache.getline(span.file, span.line)[span.column : span.end_column] == "width[h]"
 
 
 def test_gradients_through_the_users_own_output() -> None:
