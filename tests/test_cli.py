@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ import flexc
 from flexc.bench.cases import CASES
 from flexc.bench.peers import PEERS
 from flexc.cli import main
+from flexc.cli.cache import Action
+from flexc.cli.inspect import Stage
+from flexc.cli.options import Dtype
 
 MODS = """
 import torch
@@ -308,3 +312,9 @@ def test_cache(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert str(tmp_path) in run("cache", "path").out
     assert run("cache").code == 0
     assert run("cache", "clear").code == 0
+
+
+@pytest.mark.parametrize("choice", [Action, Dtype, Stage])
+def test_choices_are_strings(choice: type[Enum]) -> None:
+    """Click before 8.2 compares a default with the choices as strings, and refuses any other."""
+    assert all(isinstance(member, str) for member in choice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -13,7 +13,7 @@ from flexc import cache as kernel_cache
 from flexc.cli.show import console, show_text
 
 
-class Action(Enum):
+class Action(StrEnum):
     """What to do with the cache."""
 
     LIST = "list"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -22,7 +22,7 @@ from flexc.plane import plane
 from flexc.resolve import resolve
 
 
-class Stage(Enum):
+class Stage(StrEnum):
     """What a mod is on its way to a kernel, in order."""
 
     TRACE = "trace"

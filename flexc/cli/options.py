@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import torch
@@ -19,7 +19,7 @@ HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="Head dimension 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-class Dtype(Enum):
+class Dtype(StrEnum):
     """The element types that kernels are made for."""
 
     BF16 = "bf16"
