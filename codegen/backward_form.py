@@ -38,6 +38,12 @@ class Form:
         return [graph for graph in self.roots if graph is not self.mask]
 
     @property
+    def gradients(self) -> list[Expr]:
+        """What is computed of gradients once the modified score is there: their values, and where they go."""
+        scattered = (graph for s in self.scatters for graph in (s.value, s.at, s.inside))
+        return [*scattered] if self.grad is None else [self.grad, *scattered]
+
+    @property
     def factor_is_global(self) -> bool:
         """Whether all heads have one factor, which a literal or a captured number is."""
         return self.factor is None or self.factor.op in (Op.CONST, Op.SCALAR)

@@ -217,8 +217,7 @@ def _view(
     reads_kept = bounds is not None and bounds.reads_rows
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
-    gradients = [g for g in (form.grad, *(s.value for s in form.scatters)) if g is not None]
-    reads_score = any(Input.SCORE in inputs_of(g) for g in gradients)
+    reads_score = any(Input.SCORE in inputs_of(g) for g in form.gradients)
     score_call = _score_call(form, emitted, entry, scaled=reads_score)
     mentions = "score_scale" in (score_call or "") or reads_score or form.factor is not None
     adds_diagonals = any(s.sum is Sum.DIAGONAL for s in form.scatters)

@@ -259,6 +259,19 @@ def test_gradients_of_captured_tensors_read_in_every_way(deterministic: bool) ->
     _check(*_qkv(40, 40), score_mod=score, deterministic=deterministic, with_lse=True)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_elements_that_the_score_chooses(deterministic: bool) -> None:
+    """The one that the score before the score_mod means, not the one after it."""
+    buckets = torch.randn(64)
+    q, k, v = _qkv(37, 45)
+
+    def by_bucket(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + buckets[(4 * score + 32.5).long().clamp(0, 63)]
+
+    whole = (q.round(), k.round(), v)  # their products are exact: no bucket depends on the last place
+    _check(*whole, mask_mod=masks.causal, score_mod=by_bucket, deterministic=deterministic)
+
+
 def test_gradients_of_captured_tensors_are_the_same_bits_in_any_order() -> None:
     bias = torch.randn(4, 45)
     given = problem(*_qkv(45, 45), score_mod=scores.relative_bias(bias), deterministic=True, options=OPTIONS)
