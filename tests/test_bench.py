@@ -60,6 +60,19 @@ def test_gradients_of_cases_are_right(name: str, monkeypatch: pytest.MonkeyPatch
         assert not golden.accepts(golden.errors([x + 1e-2 * (i == n) for i, x in enumerate(found)]))
 
 
+def test_the_nearest_gradients_of_a_dtype_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_key_for_many(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx == q_idx // 64
+
+    monkeypatch.setattr(golden_module, "_BAND", 128)  # bands of one row, whose gradients of v are exact
+    problem = Problem(batch=1, heads=1, length=128, head_dim=16, dtype=torch.bfloat16, device=CPU)
+    case = Case("one key for many", mask=one_key_for_many)
+    golden = make_golden(case, problem, problem.inputs(0), backward=True)
+    nearest = [x.bfloat16().double() for x in golden.exact]
+    errors = [float((x - exact).abs().max()) for x, exact in zip(nearest, golden.exact, strict=True)]
+    assert golden.accepts(errors)
+
+
 @pytest.mark.parametrize(("name", "expected"), [("none", 1.0), ("causal", 201 / 400)])
 def test_share(name: str, expected: float) -> None:
     assert share(make_case(name, PROBLEM), PROBLEM) == pytest.approx(expected)
