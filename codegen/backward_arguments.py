@@ -51,7 +51,7 @@ def _rows(backward: BackwardSpec) -> tuple[Argument, ...]:
         tensors.append(Argument("sinks_ptr", "*fp32", Source.SINKS))
         tensors.append(Argument("dsinks_parts_ptr", "*fp32", Source.GRAD_SINKS_PARTS))
     if backward.clears_sums:
-        if not is_apart(backward):
+        if not is_apart(backward) and not backward.stores_first:
             tensors.append(Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True))
         if spec.mask is not None:
             tensors.append(Argument("lost_ptr", "*i32", Source.LOST))

@@ -57,7 +57,7 @@ def rows_view(backward: BackwardSpec, plan: KernelPlan, arguments: tuple[Argumen
     ]
     if padded:
         constants.append(Constant("HEAD_DIM_V", spec.head_dim_v, "of which these exist"))
-    clears = backward.clears_sums and not is_apart(backward)
+    clears = backward.clears_sums and not is_apart(backward) and not backward.stores_first
     if clears:
         constants.append(Constant("WIDTH", dims(backward)[0], "dimensions of a row of the sums that dQ is"))
     constants += [PADDED_TO, LOG2E]

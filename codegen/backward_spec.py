@@ -111,6 +111,11 @@ class BackwardSpec:
         """
         return bool(self.slots) and self.forward.q_storage in (Storage.BF16, Storage.FP16)
 
+    @property
+    def stores_first(self) -> bool:
+        """Whether the first keys in order write sums of dQ, and the others add to them: none is cleared."""
+        return self.deterministic
+
     def describe(self) -> str:
         """One line for headers and lists."""
         return f"backward of {self.forward.describe()}"

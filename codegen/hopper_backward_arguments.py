@@ -47,7 +47,7 @@ def main_arguments(
         ),
         *(Argument(f"{name}_ptr", "*fp32", source, divisible=True) for name, source in sums),
         *_lost(plan),
-        *((Argument("turns_ptr", "*i32", Source.TURNS),) if plan.ordered else ()),
+        *_turns(plan),
         *capture_arguments(spec, names, roots),
         *(capture_gradients(backward, names) if backward.slots else ()),
         *(row_sums(backward) if backward.slots else ()),
@@ -122,6 +122,7 @@ def finish_arguments(
     return (
         Argument("dq_sum_ptr", "*fp32", Source.GRAD_Q_SUM, divisible=True),
         Argument("dq_ptr", f"*{spec.q_storage.value}", Source.GRAD_Q, divisible=True),
+        *_turns(plan),
         *_lost(plan),
         *capture_arguments(spec, names, [] if factor is None else [factor]),
         *stride_arguments(("dq",), divisible=True),
@@ -130,6 +131,10 @@ def finish_arguments(
         Argument("kv_len", "i32", Source.KV_LEN),
         Argument("scale", "fp32", Source.SCALE),
     )
+
+
+def _turns(plan: HopperBackwardPlan) -> list[Argument]:
+    return [Argument("turns_ptr", "*i32", Source.TURNS)] if plan.ordered else []
 
 
 def _lost(plan: HopperBackwardPlan) -> list[Argument]:
@@ -141,18 +146,20 @@ def _descriptors(spec: AttentionSpec, plan: HopperBackwardPlan) -> list[Argument
     rows, keys, dim = plan.tiles.block_q, plan.tiles.block_kv, plan.padded_dim
     if plan.in_parts:
         return _wide_descriptors(spec, plan)
+    # In rounds dK of wide heads leaves as two blocks of columns, by tiles of dS.
+    of_dk = rows if plan.in_rounds and plan.in_turns else dim
     tensors = (
-        ("q_desc", Source.Q_DESCRIPTOR, rows, spec.head_dim),
-        ("k_desc", Source.K_DESCRIPTOR, keys, spec.head_dim),
-        ("v_desc", Source.V_DESCRIPTOR, keys, spec.head_dim_v),
-        ("dout_desc", Source.GRAD_OUT_DESCRIPTOR, rows, spec.head_dim_v),
-        ("dk_desc", Source.GRAD_K_DESCRIPTOR, KEYS, spec.head_dim),
-        ("dv_desc", Source.GRAD_V_DESCRIPTOR, KEYS, spec.head_dim_v),
+        ("q_desc", Source.Q_DESCRIPTOR, rows, dim, spec.head_dim),
+        ("k_desc", Source.K_DESCRIPTOR, keys, dim, spec.head_dim),
+        ("v_desc", Source.V_DESCRIPTOR, keys, dim, spec.head_dim_v),
+        ("dout_desc", Source.GRAD_OUT_DESCRIPTOR, rows, dim, spec.head_dim_v),
+        ("dk_desc", Source.GRAD_K_DESCRIPTOR, KEYS, of_dk, spec.head_dim),
+        ("dv_desc", Source.GRAD_V_DESCRIPTOR, KEYS, dim, spec.head_dim_v),
     )
     element = spec.q_storage.value
     found = [
-        Argument(name, descriptor_type(element, (1, 1, n, dim)), source, dimension=size)
-        for name, source, n, size in tensors
+        Argument(name, descriptor_type(element, (1, 1, n, columns)), source, dimension=size)
+        for name, source, n, columns, size in tensors
     ]
     whole = descriptor_type("fp32", (rows,))
     if plan.apart:

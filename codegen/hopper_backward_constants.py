@@ -41,15 +41,8 @@ def constants_of(backward: BackwardSpec, plan: HopperBackwardPlan) -> tuple[Cons
     ]
     if backward.blocks(Entry.HOPPER) is not Blocks.ALL:
         constants.append(Constant("L2_ROWS", 32768, "rows of queries, dO and dQ that the L2 cache holds"))
-    if plan.in_rounds:
-        constants.append(Constant("TOLD", 4, "tiles of keys that shared memory tells of"))
-        constants.append(
-            Constant("LAG", plan.tiles.num_stages - 3, "steps by which dO is loaded later than Q")
-        )
-    elif plan.ordered and backward.blocks(Entry.HOPPER) is Blocks.ALL:
+    elif plan.ordered:
         constants.append(Constant("RESIDENT", _RESIDENT, "about how many programs run at a time"))
-    if plan.in_rounds:
-        constants.append(Constant("TOLD", 4, "tiles of keys that shared memory tells of"))
     return (
         *constants,
         Constant("OPERAND", OPERANDS[backward.forward.q_storage], "element type of all but the sums"),

@@ -20,6 +20,7 @@ from flexc.ir.place import Placement, place
 
 NAMES = RESERVED | frozenset({
     "part", "PARTS", "tile", "sums_at", "lost", "lost_ptr", "DQ_COLUMNS", "attention_backward_finish",
+    "turn_at", "visited", "turns_ptr",
 })  # fmt: skip
 
 
@@ -29,6 +30,8 @@ class _Finish(Preamble):
 
     arguments: tuple[str, ...]
     head_lines: tuple[str, ...]
+    ordered: bool
+    """Sums of rows that no key visits were never written."""
     parts_are_columns: bool
     rescue_nan: bool
     final_scale: str | None
@@ -65,6 +68,7 @@ def finish_module(backward: BackwardSpec, plan: HopperBackwardPlan, form: Form) 
         starts_early=True,
         arguments=tuple(a.name for a in arguments),
         head_lines=hoisting.head,
+        ordered=plan.ordered,
         parts_are_columns=plan.halves_are_columns,
         rescue_nan=plan.rescue_nan,
         final_scale=scale if is_global(form) else None,

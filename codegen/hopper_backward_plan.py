@@ -22,7 +22,7 @@ from flexc.codegen.hopper_backward_dims import (
 )
 from flexc.codegen.hopper_gradients import why_no_gradients
 from flexc.codegen.hopper_plan import unfit as unfit_forward
-from flexc.codegen.hopper_staged import staged_bytes, staged_nodes
+from flexc.codegen.hopper_staged import staged_bytes
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import (
     NOTHING,
@@ -223,10 +223,10 @@ def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
         return (Tiles(64, BLOCK_KV, 4, 2),)
     narrow = dims(backward)[0] == NARROW
     if not narrow:
-        wide = Tiles(64, BLOCK_KV, 4, 4)
-        # Barriers more, or what is known of rows from memory, leave no room for the fourth tile of queries.
-        is_full = backward.deterministic or bool(staged_nodes(backward))
-        return (wide, Tiles(64, BLOCK_KV, 4, 3)) if is_full else (wide,)
+        wide = Tiles(64, BLOCK_KV, 4, 3)
+        # Programs that take one tile of keys after another load two steps ahead: three tiles of queries. Of
+        # others, what is known of rows from memory, or more barriers, may leave no room for the fourth.
+        return (wide,) if _is_in_rounds(backward, wide) else (replace(wide, num_stages=4), wide)
     # A factor on the gradient of the score is another number a weight: too many with 128 queries. So are
     # unrounded gradients, and the random words of dropout.
     few = backward_form(backward, scatters=False).grad is not None
@@ -235,7 +235,7 @@ def _candidates(backward: BackwardSpec) -> tuple[Tiles, ...]:
     # Two programs fit beside each other: one computes while the other begins or ends. On an H200 24 % more
     # for documents of 340 keys, nothing for those of 1,365, 19 % for a window of 128, nothing for 1,024,
     # 11 % less for causal masks. Of wide heads one warpgroup computes dQ in pieces: 3 to 19 % less.
-    return (Tiles(64, KEYS, 4, 4), *whole) if backward.short else whole
+    return (Tiles(64, KEYS, 4, 3), *whole) if backward.short else whole
 
 
 def _preferred(spec: AttentionSpec) -> str:
@@ -269,9 +269,14 @@ def _takes_turns(backward: BackwardSpec, tiles: Tiles) -> bool:
 def _is_in_rounds(backward: BackwardSpec, tiles: Tiles) -> bool:
     """Whether programs take tiles of keys one after another: then the next queries are there when they begin.
 
-    Only with 128 queries: dK and dV then leave through a tile of dS, so that no load waits for them.
+    dK and dV leave through tiles of dS, or dV through the buffer of values: hardly a load waits for them.
     """
-    return tiles.block_q == 2 * KEYS and tiles.num_stages >= 3 and not backward.deterministic
+    if is_apart(backward) or is_in_parts(backward) or backward.slots or backward.forward.dropout:
+        return False
+    if tiles.num_stages < 3:
+        return False
+    is_wide = dims(backward)[0] == WIDE
+    return tiles.block_kv == KEYS or tiles.block_q == 2 * KEYS or is_wide
 
 
 def _misfit(backward: BackwardSpec, target: Target, tiles: Tiles) -> str | None:

@@ -22,7 +22,7 @@ from flexc.codegen.backward_form import backward_form
 from flexc.codegen.backward_order import first_tiles
 from flexc.codegen.backward_spec import ROWS_PADDED_TO, BackwardSpec, Entry
 from flexc.codegen.bounds import BY_QUERIES, Bounds, range_roots, tile_bounds
-from flexc.codegen.gluon_names import ADDING, RENAMED
+from flexc.codegen.gluon_names import BARRIER, RENAMED
 from flexc.codegen.hoisting import Hoisting, of_functions
 from flexc.codegen.hopper_backward_arguments import pairs_descriptors, row_descriptor
 from flexc.codegen.hopper_backward_constants import OPERANDS, WALK, existing_columns
@@ -219,7 +219,7 @@ def _view(
         masked = "(kv_start < full_first) | (kv_start >= full_end)"
     return _Queries(
         header=_header(backward, sources),
-        renamed=(*RENAMED, ADDING[-1]),
+        renamed=(*RENAMED, BARRIER),
         constants=_constants(backward, plan),
         helpers=helpers_of(elements, lines, hoisting),
         fast_tanh=plan.fast_tanh,

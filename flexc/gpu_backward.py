@@ -191,7 +191,8 @@ class _Backward:
     def rows(self, entry: Entry, kernel: Runnable) -> None:
         """Delta and shift, which every other kernel needs, and the parts of the gradient of the sinks.
 
-        Before a Hopper kernel also zeros where it adds up, and where it says that something became NaN.
+        Before a Hopper kernel also zeros where it says that something became NaN, and where it adds up in any
+        order.
         """
         batch, heads, padded = self.tensors[Source.DELTA].shape
         tiles = padded // kernel.block_q
@@ -225,7 +226,8 @@ class _Backward:
         self.captured_sums.make_for(kernel, self.spec, self.values)
         self._walk(entry, kernel, tensors, numbers)
         if self.spec.deterministic and not is_apart(self.spec):
-            tensors[Source.TURNS] = self._zeros((1 + batch * heads * (rows // kernel.block_q),), torch.int32)
+            turns = self._zeros((1 + batch * heads * (rows // kernel.block_q),), torch.int32)
+            self.tensors[Source.TURNS] = turns
             self._walk(entry, kernel, tensors, numbers, beside=True)
         _, kv_heads, kv_len, _ = self.call.k.shape
         self._launch(kernel, -(-kv_len // kernel.block_kv) * kv_heads * batch, tensors, numbers)
@@ -329,7 +331,8 @@ class _Backward:
         if self.spec.repairs:
             programs = min(programs, 2 * kernel.processors)  # they share the tiles; mostly there are none
         elif kernel.shares_tiles:
-            programs = min(programs, kernel.processors)
+            # With tiles of few keys two programs fit beside each other.
+            programs = min(programs, kernel.processors * (2 if kernel.block_kv == KEYS else 1))
         if programs:
             sums = self.captured_sums
             operands = Operands(

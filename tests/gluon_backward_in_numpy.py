@@ -42,15 +42,16 @@ class Sums:
         self.sums, self.block_q, self.columns, self.by_columns = sums, block_q, columns, by_columns
         self._lock = threading.Lock()
 
-    def add(self, line: int, part: Array) -> None:
-        """Add a part, which begins at that line."""
+    def add(self, line: int, part: Array, keep: bool = True) -> None:
+        """Add a part, which begins at that line, or put it there."""
         tile, rest = divmod(line, self.block_q * self.sums.shape[1] // _LINE)
         number, apart = divmod(rest, 2 * self.columns)
         assert apart == 0, "a part begins within another"
         row, column = tile * self.block_q, 0
         row, column = (row, number * self.columns) if self.by_columns else (row + 64 * number, 0)
         with self._lock:
-            self.sums[row : row + 64, column : column + self.columns] += part.reshape(64, self.columns)
+            place = self.sums[row : row + 64, column : column + self.columns]
+            place[...] = part.reshape(64, self.columns) + (place if keep else 0.0)
 
 
 class _Part(Buffer):
@@ -73,6 +74,13 @@ def _multiply(a: Any, b: Any, acc: Any, use_acc: Any = True, is_async: bool = Fa
     left, right = (np.asarray(x.data if isinstance(x, Buffer) else x, np.float32) for x in (a, b))
     product = left @ right
     return (product + np.asarray(acc) if bool(use_acc) else product).view(Tile)
+
+
+def _store(descriptor: Any, at: list[Any], tile: Buffer) -> None:
+    if isinstance(descriptor, Sums):
+        descriptor.add(int(at[0]), tile.data.copy(), keep=False)
+    else:
+        gluon._store_tile(descriptor, at, tile)
 
 
 def _load(usual: Callable[..., None], descriptor: Any, at: list[Any], barrier: Barrier, into: Buffer) -> None:
@@ -155,7 +163,6 @@ def _language(number: Callable[[], int]) -> Iterator[None]:
         made.inline_asm_elementwise = lambda text, *rest, **more: assembly(asm, text, *rest, **more)
         made.NVMMASharedLayout = types.SimpleNamespace(get_default_for=lambda *_: None)
         made.DistributedLinearLayout = lambda *_: None
-        made.thread_barrier = lambda: None
         return made
 
     core = types.SimpleNamespace(builtin=lambda function: function)
@@ -185,6 +192,7 @@ def run_backward(
     with _language(number), gluon._modules():
         hopper: Any = sys.modules["triton.experimental.gluon.language.nvidia.hopper"]
         hopper.warpgroup_mma_init = lambda x: x
+        hopper.tma.async_store = _store
         hopper.tma.async_atomic_add = lambda to, at, part: to.add(int(at[0]), part.data.copy())
         exec(compile(source, "<generated>", "exec"), scope)
     scope |= {

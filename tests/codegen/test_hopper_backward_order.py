@@ -24,6 +24,7 @@ from flexc.call import AttentionCall
 from flexc.choice import backward_parts
 from flexc.codegen.backward_plan import lower_backward
 from flexc.codegen.backward_spec import BackwardSpec, Entry, backward_spec
+from flexc.codegen.hopper_backward_plan import HopperBackwardPlan
 from flexc.codegen.module import GeneratedKernel
 from flexc.codegen.target import TARGETS
 from flexc.ir.spec import Blocks
@@ -92,7 +93,7 @@ class _Barrier:
 
 
 class _Program:
-    """The adding warp of each program of a call, and the walk of the loading warp."""
+    """The adding warps of each program of a call, and the walk of the loading warp."""
 
     def __init__(self, kernel: GeneratedKernel, numbers: dict[str, Any]) -> None:
         tree = ast.parse(kernel.source.replace(".to(gl.int32)", " * 1"))
@@ -108,46 +109,67 @@ class _Program:
             "mbarrier": _Barrier(),
             "tma": _Barrier(),
             "thread_barrier": lambda: None,
-            "told": lambda what, step, layout: what,
+            "told": lambda what, step, layout: what[step] if isinstance(what, list) else what,
             "tma_add": self._add,
+            "tma_store": self._write,
             "await_turn": self._await,
             "pass_turn": self._pass,
         }
         exec(compile(ast.Module([*constants, *wanted], []), "generated", "exec"), self.space)
-        self.groups = kernel.plan.tiles.block_kv // 64
+        plan = kernel.plan
+        assert isinstance(plan, HopperBackwardPlan)
+        self.groups, self.in_rounds = plan.groups, plan.in_rounds
         self.numbers = {a.name: numbers.get(a.name, 0) for a in kernel.arguments}
         self._found: list[_Visit] = []
         self._rows: list[int] = []
+        self._awaited: tuple[int, int] | None = None
 
     def _await(self, place: _Pointer, wanted: Any) -> None:
-        self._place, self._wanted = int(place.offset), int(wanted)
-        self._rows.clear()
+        assert wanted > 0
+        self._awaited = int(place.offset), int(wanted)
 
     def _add(self, desc: Any, at: list[Any], half: Any) -> None:
         self._rows.append(int(at[0]))
 
+    def _write(self, desc: Any, at: list[Any], half: Any) -> None:
+        assert self._awaited is None
+        self._add(desc, at, half)
+
     def _pass(self, place: _Pointer, turn: Any) -> None:
-        assert int(place.offset) == self._place
+        at = int(place.offset)
+        awaited, wanted = self._awaited or (at, 0)
+        assert awaited == at
         assert len(self._rows) == self.groups
-        self._found.append(_Visit(self._place, self._wanted, int(turn), min(self._rows)))
+        self._found.append(_Visit(at, wanted, int(turn), min(self._rows)))
+        self._awaited = None
+        self._rows.clear()
 
     def visits(self, pid: int) -> list[_Visit]:
         """What program `pid` adds, in its order."""
-        self._found = []
         barrier = _Barrier()
         of_warps = []
         for which in (0, 1):
             self._found = []
-            self.space["add_in_order"](which, barrier, barrier, barrier, pid, *self.numbers.values())
+            known = self._told(pid) if self.in_rounds else (pid,)
+            self.space["add_in_order"](which, barrier, barrier, barrier, *known, *self.numbers.values())
             of_warps.append(self._found)
         return [x for pair in zip_longest(*of_warps) for x in pair if x is not None]
+
+    def _told(self, pid: int) -> tuple[Any, ...]:
+        """What the loading warp tells of one tile of keys, behind which there are none."""
+        b, kv_h, kv_start = self._start(pid)
+        heads = self.numbers["q_heads"] // self.numbers["group"]
+        return [b * heads + kv_h], [kv_start], [len(self.walk(pid)), 0], _Barrier()
+
+    def _start(self, pid: int) -> tuple[Any, Any, Any]:
+        n = self.numbers
+        sizes = (n["batch"], n["q_heads"], n["group"], n["q_len"], n["kv_len"])
+        return self.space["place_of"](pid, *sizes)  # type: ignore[no-any-return]
 
     def walk(self, pid: int) -> list[int]:
         """The rows of dQ that its loading warp walks, as TMA counts them."""
         space, n = self.space, self.numbers
-        b, kv_h, kv_start = space["place_of"](
-            pid, n["batch"], n["q_heads"], n["group"], n["q_len"], n["kv_len"]
-        )
+        b, kv_h, kv_start = self._start(pid)
         first_head = kv_h * n["group"]
         steps = space["count_steps"](b, kv_start, first_head, *n.values())
         names = next_tile_state(space["next_tile"])

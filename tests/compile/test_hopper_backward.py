@@ -5,6 +5,7 @@ Of each, only the kernel with the products is compiled: what comes before and af
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ LOADING = ("natten2d", "tree")
 # The derivative of erf: more numbers a pair than registers at 128.
 HEAVY = ("gym_activation_gelu",)
 
-# Where K and V lie is found anew in each step: with it in registers all along, 14 numbers were spilled.
+# Where K and V lie is found anew in each step: with it in registers all along, 14 numbers were spilled. One
+# makes room for the first row of a thread, where the mask applies.
 LEAN = ("plain", "causal", "window", "alibi_causal")
 
 
@@ -52,13 +54,18 @@ def _compile_mods(
 def _check(main: Artifact, spills: int) -> None:
     sass = disassemble(main.cubin)
     consumers = main.num_warps // 4 - 1
-    check(sass, main.resources, Promise(consumers, (240 if consumers == 2 else 232, 24), spills=spills))
+    check(
+        sass,
+        main.ptx,
+        main.resources,
+        Promise(consumers, (240 if consumers == 2 else 232, 24), spills=spills),
+    )
     assert "UTMAREDG" in sass
 
 
 @pytest.mark.parametrize(("name", "head_dim"), FORMS)
 def test_machine_code(name: str, head_dim: int) -> None:
-    most = 0 if name in LEAN and head_dim == 128 else 16
+    most = 2 if name in LEAN and head_dim == 128 else 16
     if head_dim == 64 and not triton_version().startswith("3.6."):
         most = 32  # whose programs take one tile after another
     spills = 400 if name in LOADING else 700 if name in HEAVY else most
@@ -150,7 +157,7 @@ def test_dq_apart(name: str, spills: int) -> None:
     ]
     for kernel in kernels:
         sass = disassemble(kernel.cubin)
-        check(sass, kernel.resources, Promise(2, (240, 24), spills=spills))
+        check(sass, kernel.ptx, kernel.resources, Promise(2, (240, 24), spills=spills))
         assert "UTMAREDG" not in sass
 
 
@@ -163,8 +170,9 @@ def test_single_precision(name: str, spills: int) -> None:
     parts = backward_parts(backward_spec(spec, resolve(score, mask)[1], None), "sm90", (), hopper=True)
     kernels = {e: backward_kernel_for(of, e, "sm90").artifact for of, e in parts if e in _OF_PAIRS}
     for entry, products in _OF_PAIRS.items():
-        sass = disassemble(kernels[entry].cubin)
-        check(sass, kernels[entry].resources, Promise(2, (240, 24), stores=None, spills=spills))
+        kernel = kernels[entry]
+        sass = disassemble(kernel.cubin)
+        check(sass, kernel.ptx, kernel.resources, Promise(2, (240, 24), stores=None, spills=spills))
         assert sass.count("HGMMA") == products
 
 
@@ -185,16 +193,29 @@ def test_deterministic(name: str, head_dim: int) -> None:
     )
     _check(main, 16)
     sass = disassemble(main.cubin)
-    # Between the last addition of a tile and the next one's turn: all is written, and ordered for the GPU.
-    added, wrote, passed = (
-        sass.rindex(word) for word in ("UTMAREDG", "MEMBAR.ALL.GPU", "REDG.E.MAX.S32.STRONG.GPU")
-    )
-    assert added < sass.index("DEPBAR.LE SB0, 0x0", added) < wrote < passed
-    awaited = sass.index("LDG.E.STRONG.GPU")
+    # Between what TMA adds of a tile and the next one's turn: all is written, and ordered for the GPU.
+    for added in re.finditer("UTMAREDG", sass):
+        then = _from(sass, added.end())
+        wrote, passed = then.index("MEMBAR.ALL.GPU"), then.index("REDG.E.MAX.S32.STRONG.GPU")
+        assert then.index("DEPBAR.LE SB0, 0x0") < wrote < passed
     # And between the turn and what TMA does.
-    assert awaited < sass.index("FENCE.VIEW.ASYNC.G") < added
+    for awaited in re.finditer("LDG.E.STRONG.GPU", sass):
+        then = _from(sass, awaited.end())
+        assert then.index("FENCE.VIEW.ASYNC.G") < then.index("UTMAREDG")
     groups = main.num_warps // 4 - 1
     assert sass.count("UTMAREDG") == 2 * groups, "two warps add what each warpgroup computed"
+
+
+def _from(sass: str, at: int) -> str:
+    """The instructions from a place on, in the order in which they run where no conditional jump is taken."""
+    found: list[str] = []
+    while len(found) < 200:
+        end = sass.find("\n", at)
+        line = sass[at:end]
+        found.append(line)
+        jump = re.match(r"\s*/\*\w+\*/\s+BRA `\((\.L_\w+)\)", line)
+        at = sass.index(f"{jump[1]}:") if jump else end + 1
+    return "\n".join(found)
 
 
 # With a factor on the gradient at 128 the random words are more numbers than registers; most with Triton 3.9.

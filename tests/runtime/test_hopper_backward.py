@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -168,13 +169,14 @@ def test_deterministic_ones_add_dq_up_in_order() -> None:
     assert not make_hopper_backward_plan(_backward(masks.causal), TARGETS["sm90"]).ordered
 
 
-def test_programs_of_narrow_heads_take_one_tile_of_keys_after_another() -> None:
-    for mask in (None, masks.causal):
-        plan = make_hopper_backward_plan(_backward(mask, head_dim=64), TARGETS["sm90"])
-        assert plan.in_rounds
-        assert "in_rounds" in dict(plan.reasons)
-    deterministic = replace(_backward(masks.causal, head_dim=64), deterministic=True)
-    for backward in (deterministic, _backward(masks.causal, head_dim=128)):
+def test_programs_take_one_tile_of_keys_after_another() -> None:
+    for mask, dim in product((None, masks.causal), (64, 128)):
+        backward = _backward(mask, head_dim=dim)
+        for made in (backward, replace(backward, deterministic=True)):
+            plan = make_hopper_backward_plan(made, TARGETS["sm90"])
+            assert plan.in_rounds
+            assert "in_rounds" in dict(plan.reasons)
+    for backward in (_backward(head_dim=64, dropout=True), _backward(head_dim=192)):
         assert not make_hopper_backward_plan(backward, TARGETS["sm90"]).in_rounds
 
 

@@ -298,6 +298,7 @@ def load_tiles(
     row = (b * q_heads + h) * padded_len + q_start
     tell(starts, 0, q_start + masked)
     tell(heads, 0, h)
+    thread_barrier()  # all lanes have told it before one of them arrives
     slot = (0) % Q_STAGES
     mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
     tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -337,6 +338,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t, q_start + masked)
         tell(heads, t, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
         tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -366,6 +368,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t + 2, q_start + masked)
         tell(heads, t + 2, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t + 2) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
         tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -772,6 +775,7 @@ def load_tiles(
         mbarrier.wait(k_free.index(slot), (step // STAGES & 1) ^ 1)
         masked = kv_start >= full_end
         tell(starts, step, kv_start + masked.to(gl.int32))
+        thread_barrier()  # all lanes have told it before one of them arrives
         mbarrier.expect(k_ready.index(slot), K_BYTES)
         tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(slot), k_smem.index(slot))
         mbarrier.wait(v_free.index(0), (step & 1) ^ 1)

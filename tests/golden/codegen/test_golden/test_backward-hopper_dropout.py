@@ -478,6 +478,7 @@ def load_tiles(
     tell(starts, 0, q_start + masked)
     tell(heads, 0, h)
     tell(row_numbers, 0, row)
+    thread_barrier()  # all lanes have told it before one of them arrives
     slot = (0) % Q_STAGES
     mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
     tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -520,6 +521,7 @@ def load_tiles(
         tell(starts, t, q_start + masked)
         tell(heads, t, h)
         tell(row_numbers, t, row)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
         tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -553,6 +555,7 @@ def load_tiles(
             tell(starts, ahead, q_start + masked)
             tell(heads, ahead, h)
             tell(row_numbers, ahead, row)
+            thread_barrier()  # all lanes have told it before one of them arrives
             slot = (ahead) % Q_STAGES
             mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
             tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))

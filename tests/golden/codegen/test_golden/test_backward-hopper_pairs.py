@@ -414,6 +414,7 @@ def load_tiles(
     row = (b * q_heads + h) * padded_len + q_start
     tell(starts, 0, q_start + masked)
     tell(heads, 0, h)
+    thread_barrier()  # all lanes have told it before one of them arrives
     slot = (0) % Q_STAGES
     mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
     tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -451,6 +452,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t, q_start + masked)
         tell(heads, t, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
         tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -481,6 +483,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t + 2, q_start + masked)
         tell(heads, t + 2, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t + 2) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
         tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -860,6 +863,7 @@ def load_tiles(
         slot = step % STAGES
         mbarrier.wait(k_free.index(slot), (step // STAGES & 1) ^ 1)
         tell(starts, step, kv_start)
+        thread_barrier()  # all lanes have told it before one of them arrives
         mbarrier.expect(k_ready.index(slot), K_BYTES + 4 * BLOCK_KV)
         tma_load(k_desc, [kv_row + kv_start, 0], k_ready.index(slot), k_smem.index(slot))
         tma_load(k_unit_desc, [kv_row + kv_start], k_ready.index(slot), k_unit_smem.index(slot))

@@ -491,6 +491,7 @@ def load_tiles(
     row = (b * q_heads + h) * padded_len + q_start
     tell(starts, 0, q_start + masked)
     tell(heads, 0, h)
+    thread_barrier()  # all lanes have told it before one of them arrives
     slot = (0) % Q_STAGES
     mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
     tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -528,6 +529,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t, q_start + masked)
         tell(heads, t, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
         tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -558,6 +560,7 @@ def load_tiles(
         row = (b * q_heads + h) * padded_len + q_start
         tell(starts, t + 2, q_start + masked)
         tell(heads, t + 2, h)
+        thread_barrier()  # all lanes have told it before one of them arrives
         slot = (t + 2) % Q_STAGES
         mbarrier.expect(q_ready.index(slot), Q_BYTES + 12 * BLOCK_Q)
         tma_load(q_desc, [row, 0], q_ready.index(slot), q_smem.index(slot))
@@ -1028,6 +1031,7 @@ def load_tiles(
         mbarrier.wait(k_free.index(slot), (step // STAGES & 1) ^ 1)
         masked = kv_start >= full_end
         tell(starts, step, kv_start + masked.to(gl.int32))
+        thread_barrier()  # all lanes have told it before one of them arrives
         mbarrier.expect(k_ready.index(slot), K_BYTES + 4 * BLOCK_KV)
         tma_load(k_desc, [kv_row + kv_start, 0], k_ready.index(slot), k_smem.index(slot))
         tma_load(k_unit_desc, [kv_row + kv_start], k_ready.index(slot), k_unit_smem.index(slot))

@@ -113,9 +113,6 @@ KV_BYTES = gl.constexpr(16384)  # of the keys, and of the values
 Q_BYTES = gl.constexpr(16384)  # of a tile of queries, and of dO
 ROWS_PADDED_TO = gl.constexpr(256)  # rows of a head of delta, shift and the sums are padded to
 WALK = gl.constexpr(8)  # steps whose rows shared memory tells
-TOLD = gl.constexpr(4)  # tiles of keys that shared memory tells of
-LAG = gl.constexpr(0)  # steps by which dO is loaded later than Q
-TOLD = gl.constexpr(4)  # tiles of keys that shared memory tells of
 OPERAND = gl.constexpr(gl.bfloat16)  # element type of all but the sums
 LOG2E = gl.constexpr(1.4426950408889634)  # 1 / ln 2: the softmax is computed in base 2
 
@@ -274,7 +271,7 @@ def count_steps(
 @gluon.jit
 def load_tiles(
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
+    places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
@@ -292,6 +289,7 @@ def load_tiles(
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
     tiles = gl.cdiv(kv_len, BLOCK_KV) * (q_heads // group) * batch
     tile = gl.program_id(0)
+    ticket = lane * 0
     taken = 0
     t = 0
     while tile < tiles:
@@ -306,19 +304,19 @@ def load_tiles(
             kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc, dout_desc, dk_desc,
             dv_desc, shift_desc, delta_desc, dq_sum_desc,
         )  # fmt: skip
-        # The next keys go to whoever asks first: programs differ in their queries. One lane asks, and nobody waits
-        # for the answer yet.
-        ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
+        tell(places, taken, b * (q_heads // group) + kv_h)
+        tell(key_starts, taken, kv_start)
+        tell(counts, taken, steps)
         # Behind the last tile of the head before the first.
         h = first_head - 1
         q_start = q_len
         for of_tile in range(steps):
             # In both warpgroups dV of the step before the last and dK of the one before that have read dO and Q.
             mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
-            if of_tile == 0:
-                tell(places, taken % TOLD, b * (q_heads // group) + kv_h)
-                tell(places, taken % TOLD + TOLD, kv_start)
-                tell(counts, taken % TOLD, steps)
+            if of_tile == gl.maximum(steps - 2, 0):
+                # The next keys go to whoever asks first: programs differ in their queries. One lane asks, and nobody
+                # waits for the answer yet.
+                ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
             h, q_start, masked = next_tile(
                 b, kv_start, first_head + group - 1, h, q_start,
                 q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
@@ -332,6 +330,7 @@ def load_tiles(
             tell(starts, t, q_start + masked)
             tell(heads, t, h)
             tell(row_numbers, t, row)
+            thread_barrier()  # all lanes have told it before one of them arrives
             slot = (t) % Q_STAGES
             mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
             tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
@@ -357,7 +356,7 @@ def load_tiles(
         taken += 1
     # There are no other keys: no steps.
     mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
-    tell(counts, taken % TOLD, 0)
+    tell(counts, taken, 0)
     mbarrier.arrive(q_ready.index(t % Q_STAGES), count=1)
     # The last program to end leaves the counters as it found them.
     if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
@@ -376,7 +375,7 @@ def of_threads(x):
 def accumulate(
     which: gl.constexpr,
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
+    places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
@@ -410,8 +409,8 @@ def accumulate(
     mbarrier.wait(q_ready.index(0), 0)
     steps = told(counts, 0, one_layout)
     while step < steps:
-        b = told(places, taken % TOLD, one_layout) // (q_heads // group)
-        kv_start = told(places, taken % TOLD + TOLD, one_layout)
+        b = told(places, taken, one_layout) // (q_heads // group)
+        kv_start = told(key_starts, taken, one_layout)
         keys_left = kv_len - kv_start
 
         # The first step has little to overlap with.
@@ -517,10 +516,10 @@ def accumulate(
         # dV is complete since the last step.
         dv = warpgroup_mma_wait(2, deps=[dv])
         # Read again: all along, these numbers would occupy registers.
-        head_of_keys = told(places, taken % TOLD, one_layout)
+        head_of_keys = told(places, taken, one_layout)
         b = head_of_keys // (q_heads // group)
         kv_h = head_of_keys % (q_heads // group)
-        kv_start = told(places, taken % TOLD + TOLD, one_layout)
+        kv_start = told(key_starts, taken, one_layout)
         # dV leaves under the last dQ, through a tile of dS that nobody reads: in both warpgroups dQ of the step before
         # is complete, or the last step would not be.
         ds_free = ds_smem.index(steps % 2).slice(first_key, KEYS, 0)
@@ -536,12 +535,13 @@ def accumulate(
         mbarrier.arrive(k_free.index(0), count=1)
         dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
         dk = dk * scale
-        # dK leaves with the last dQ, beside dV. The dQ before was read; dV may not be yet.
+        # dK leaves beside dV.
+        dk_smem = ds_free.slice(0, PADDED_DIM, 1)
+        dk_smem.store(dk.to(OPERAND))
+        # The dQ before was read; dV may not be yet.
         tma.store_wait(1)
         thread_barrier()
         stage(dq, dq_smem.index(which))
-        dk_smem = ds_free.slice(0, PADDED_DIM, 1)
-        dk_smem.store(dk.to(OPERAND))
         fence_async_shared()
         thread_barrier()
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
@@ -549,7 +549,7 @@ def accumulate(
         step = steps
         taken += 1
         mbarrier.wait(q_ready.index(step % Q_STAGES), step // Q_STAGES & 1)
-        steps = step + told(counts, taken % TOLD, one_layout)
+        steps = step + told(counts, taken, one_layout)
     tma.store_wait(0)
 
 
@@ -583,10 +583,11 @@ def attention_backward(
     starts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     heads = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     row_numbers = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
-    # Of the tiles of keys that this program takes: their heads among those of the batch, and behind these their first
-    # keys; and how many steps they have.
-    places = gl.allocate_shared_memory(gl.int32, [2 * TOLD, 1], plain)
-    counts = gl.allocate_shared_memory(gl.int32, [TOLD, 1], plain)
+    # Of the tiles of keys that this program takes: their heads among those of the batch, their first keys, and how
+    # many steps they have.
+    places = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
+    key_starts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
+    counts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     k_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
@@ -611,7 +612,7 @@ def attention_backward(
                 accumulate,
                 (
                     0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
@@ -624,7 +625,7 @@ def attention_backward(
                 accumulate,
                 (
                     1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,
@@ -637,7 +638,7 @@ def attention_backward(
                 load_tiles,
                 (
                     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, places, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
                     v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s, dk_stride_b,

@@ -122,7 +122,7 @@ thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 BLOCK_KV = gl.constexpr(128)  # keys of a program
 KEYS = gl.constexpr(64)  # keys of each of its two warpgroups
 BLOCK_Q = gl.constexpr(64)  # queries of a step
-Q_STAGES = gl.constexpr(4)  # tiles of queries that shared memory holds; of dO it holds two
+Q_STAGES = gl.constexpr(3)  # tiles of queries that shared memory holds; of dO it holds two
 PADDED_DIM = gl.constexpr(128)  # head dimension, to a power of two
 DQ_COLUMNS = gl.constexpr(64)  # columns of a warpgroup's part of dQ, which has 64 rows
 KV_BYTES = gl.constexpr(32768)  # of the keys, and of the values
@@ -290,8 +290,8 @@ def next_tile(
     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
     """The tile of queries after that at `q_start` of head `h`, and 1 where the mask applies to it.
 
@@ -321,8 +321,8 @@ def count_steps(
     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
     """How many tiles of queries see the keys of a program, in all heads together; at least one."""
     steps = 0
@@ -338,86 +338,74 @@ def count_steps(
 @gluon.jit
 def load_tiles(
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+    places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """One warp feeds the others: the keys and values of the program, then tiles of queries and gradients."""
+    """One warp feeds the others: tiles of queries and gradients, and for each tile of keys these and their values.
+
+    It takes one tile of keys after another until there are none, and is steps ahead of the others: so the first
+    queries of the next keys are there before these keys are.
+    """
     one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
-    first_head = kv_h * group
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
     padded_len = gl.cdiv(q_len, ROWS_PADDED_TO) * ROWS_PADDED_TO
-    mbarrier.expect(k_ready.index(0), KV_BYTES)
-    tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
-    # Behind the last tile of the head before the first.
-    h = first_head - 1
-    q_start = q_len
-    q_end = h * 0
-    full_first = h * 0
-    h, q_end, full_first, q_start, masked = next_tile(
-        b, kv_start, first_head + group - 1, h, q_end, full_first, q_start,
-        q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-        lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
-        v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
-        dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-        group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-        dv_desc, shift_desc, delta_desc, dq_sum_desc,
-    )  # fmt: skip
-    row = (b * q_heads + h) * padded_len + q_start
-    tell(starts, 0, q_start + masked)
-    tell(heads, 0, h)
-    tell(row_numbers, 0, row)
-    slot = (0) % Q_STAGES
-    mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-    tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-    tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-    tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
-
-    mbarrier.expect(v_ready.index(0), KV_BYTES)
-    tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
-    half = (0) % 2
-    mbarrier.expect(dout_ready.index(half), Q_BYTES)
-    tma_load(
-        dout_desc, [b, told(heads, 0, one_layout), told(starts, 0, one_layout) & -4, 0],
-        dout_ready.index(half), dout_smem.index(half),
-    )  # fmt: skip
-
-    steps = count_steps(
-        b, kv_start, first_head,
-        q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-        lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
-        v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
-        dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-        group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-        dv_desc, shift_desc, delta_desc, dq_sum_desc,
-    )  # fmt: skip
-    tell(count, 0, steps)
-    mbarrier.arrive(counted.index(0), count=1)
-    for t in range(1, gl.minimum(Q_STAGES, steps)):
-        h, q_end, full_first, q_start, masked = next_tile(
-            b, kv_start, first_head + group - 1, h, q_end, full_first, q_start,
+    tiles = gl.cdiv(kv_len, BLOCK_KV) * (q_heads // group) * batch
+    tile = gl.program_id(0)
+    ticket = lane * 0
+    taken = 0
+    t = 0
+    while tile < tiles:
+        b, kv_h, kv_start = place_of(tile, batch, q_heads, group, q_len, kv_len)
+        first_head = kv_h * group
+        steps = count_steps(
+            b, kv_start, first_head,
             q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
             lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
             v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
             dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-            group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-            dv_desc, shift_desc, delta_desc, dq_sum_desc,
+            group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+            dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
         )  # fmt: skip
-        row = (b * q_heads + h) * padded_len + q_start
-        tell(starts, t, q_start + masked)
-        tell(heads, t, h)
-        tell(row_numbers, t, row)
-        slot = (t) % Q_STAGES
-        mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-        tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-        tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-        tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
+        tell(places, taken, b * (q_heads // group) + kv_h)
+        tell(key_starts, taken, kv_start)
+        tell(counts, taken, steps)
+        # Behind the last tile of the head before the first.
+        h = first_head - 1
+        q_start = q_len
+        q_end = h * 0
+        full_first = h * 0
+        for of_tile in range(steps):
+            # In both warpgroups dV of the step before the last and dK of the one before that have read dO and Q.
+            mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
+            if of_tile == gl.maximum(steps - 2, 0):
+                # The next keys go to whoever asks first: programs differ in their queries. One lane asks, and nobody
+                # waits for the answer yet.
+                ticket = gl.atomic_add(counter_ptr + lane * 0, lane * 0 + 1, mask=lane == 0, sem="relaxed")
+            h, q_end, full_first, q_start, masked = next_tile(
+                b, kv_start, first_head + group - 1, h, q_end, full_first, q_start,
+                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
+                lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
+                v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
+                dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
+                group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+                dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
+            )  # fmt: skip
+            row = (b * q_heads + h) * padded_len + q_start
+            tell(starts, t, q_start + masked)
+            tell(heads, t, h)
+            tell(row_numbers, t, row)
+            thread_barrier()  # all lanes have told it before one of them arrives
+            slot = (t) % Q_STAGES
+            mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
+            tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
+            tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
+            tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
 
-        if t == 1:
             half = (t) % 2
             mbarrier.expect(dout_ready.index(half), Q_BYTES)
             tma_load(
@@ -425,51 +413,55 @@ def load_tiles(
                 dout_ready.index(half), dout_smem.index(half),
             )  # fmt: skip
 
-    for t in range(steps - 2):
-        # In both warpgroups dV of this step and dK of the one before have read dO and Q.
-        mbarrier.wait(done.index(t % 2), t // 2 & 1)
-        ahead = t + Q_STAGES - 1
-        if (t > 0) & (ahead < steps):
-            h, q_end, full_first, q_start, masked = next_tile(
-                b, kv_start, first_head + group - 1, h, q_end, full_first, q_start,
-                q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
-                lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
-                v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
-                dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-                group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-                dv_desc, shift_desc, delta_desc, dq_sum_desc,
-            )  # fmt: skip
-            row = (b * q_heads + h) * padded_len + q_start
-            tell(starts, ahead, q_start + masked)
-            tell(heads, ahead, h)
-            tell(row_numbers, ahead, row)
-            slot = (ahead) % Q_STAGES
-            mbarrier.expect(q_ready.index(slot), Q_BYTES + 8 * BLOCK_Q)
-            tma_load(q_desc, [b, h, q_start, 0], q_ready.index(slot), q_smem.index(slot))
-            tma_load(shift_desc, [row], q_ready.index(slot), shift_smem.index(slot))
-            tma_load(delta_desc, [row], q_ready.index(slot), delta_smem.index(slot))
+            if of_tile == gl.minimum(steps, 2) - 1:
+                mbarrier.wait(k_free.index(0), (taken & 1) ^ 1)
+                mbarrier.expect(k_ready.index(0), KV_BYTES)
+                tma_load(k_desc, [b, kv_h, kv_start, 0], k_ready.index(0), k_smem.index(0))
+                mbarrier.wait(v_free.index(0), (taken & 1) ^ 1)
+                mbarrier.expect(v_ready.index(0), KV_BYTES)
+                tma_load(v_desc, [b, kv_h, kv_start, 0], v_ready.index(0), v_smem.index(0))
+            t += 1
+        tile = gl.num_programs(0) + gl.sum(gl.where(lane == 0, ticket, 0), 0)
+        taken += 1
+    # There are no other keys: no steps.
+    mbarrier.wait(done.index(t % 2), (t // 2 & 1) ^ 1)
+    tell(counts, taken, 0)
+    mbarrier.arrive(q_ready.index(t % Q_STAGES), count=1)
+    # The last program to end leaves the counters as it found them.
+    if gl.atomic_add(counter_ptr + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counter_ptr, 0)
+        gl.store(counter_ptr + 1, 0)
 
-        half = (t + 2) % 2
-        mbarrier.expect(dout_ready.index(half), Q_BYTES)
-        tma_load(
-            dout_desc, [b, told(heads, t + 2, one_layout), told(starts, t + 2, one_layout) & -4, 0],
-            dout_ready.index(half), dout_smem.index(half),
-        )  # fmt: skip
+
+@gluon.jit
+def of_threads(x):
+    """The sum of what each thread has of dK."""
+    parts = x.reshape((4, 2, 8, PADDED_DIM // 8, 4, 2))
+    return gl.sum(gl.sum(gl.sum(parts, 5), 3), 1)
+
+
+@gluon.jit
+def leave_halves(x, left_smem, right_smem):
+    """Put the left and the right columns of dK into two tiles: threads have both, so that nothing moves between them."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PADDED_DIM // 2, 16])
+    left, right = gl.split(x.reshape((KEYS, 2, PADDED_DIM // 2)).permute((0, 2, 1)))
+    left_smem.store(gl.convert_layout(left, layout, assert_trivial=True))
+    right_smem.store(gl.convert_layout(right, layout, assert_trivial=True))
 
 
 @gluon.jit
 def accumulate(
     which: gl.constexpr,
     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table, starts, heads, row_numbers,
-    count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+    places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """One warpgroup adds up dK and dV of KEYS keys; of every dQ it adds its half to memory.
+    """One warpgroup adds up dK and dV of KEYS keys of each tile of these; of every dQ it adds its half to memory.
 
     Scores and their gradients are transposed here, (keys, queries): so P leaves the products of one in the
     registers where the next wants it.
@@ -487,93 +479,45 @@ def accumulate(
     acc_zero = gl.zeros([KEYS, PADDED_DIM], gl.float32, layout=acc_layout)
     # False, which is not known before: it ties an accumulator to the registers of another value.
     keep = never != 0
-    b, kv_h, kv_start = place_of(gl.program_id(0), batch, q_heads, group, q_len, kv_len)
-    keys_left = kv_len - kv_start
-    k_mine = k_smem.index(0).slice(first_key, KEYS, 0)
-    v_mine = v_smem.index(0).slice(first_key, KEYS, 0)
-    # Columns past the end repeat the last one, so that no index is out of range.
-    columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
-    kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
-    # A thread has rows at fixed distances from its first one, from which the mask counts.
-    rows = gl.arange(0, BLOCK_Q, layout=row_layout)
-    first_row = rows & 6
-    q_on = (rows - first_row)[None, :]
-
     to_log2 = LOG2E
-    # The first step has little to overlap with.
     step = 0
-    mbarrier.wait(k_ready.index(0), 0)
+    taken = 0
     mbarrier.wait(q_ready.index(0), 0)
-    start = told(starts, step, one_layout)
-    q_start = start & -4
-    head = told(heads, step, one_layout)
-    h = head
-    head_value = 1.0 / c
+    steps = told(counts, 0, one_layout)
+    while step < steps:
+        b = told(places, taken, one_layout) // (q_heads // group)
+        kv_start = told(key_starts, taken, one_layout)
+        keys_left = kv_len - kv_start
+        # Columns past the end repeat the last one, so that no index is out of range.
+        columns = kv_start + first_key + gl.arange(0, KEYS, layout=column_layout)
+        kv_idx = gl.minimum(columns, kv_len - 1)[:, None]
+        # A thread has rows at fixed distances from its first one, from which the mask counts.
+        rows = gl.arange(0, BLOCK_Q, layout=row_layout)
+        first_row = rows & 6
+        q_on = (rows - first_row)[None, :]
 
-    score_scale = scale * head_value
-    score = warpgroup_mma(k_mine, q_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    shift = shift_smem.index(0).load(row_layout)
-    mbarrier.wait(v_ready.index(0), 0)
-    mbarrier.wait(dout_ready.index(0), 0)
-    dp = warpgroup_mma(v_mine, dout_smem.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    score = warpgroup_mma_wait(1, deps=[score])
-    score = score * score_scale
-    modified = score_mod(score, c)
-    if keys_left < BLOCK_KV:
-        in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
-        modified = gl.where(in_columns, modified, float("-inf"))
-    if (start & 1) != 0:
-        q_from = (q_start + first_row)[None, :]
-        modified = gl.where(kv_idx - q_from <= q_on, modified, float("-inf"))
-    p = gl.exp2(modified * to_log2 - shift[None, :])
-    weight = p.to(OPERAND)
-    # The gradient of the modified score times this is that of the score; where there is no weight there is none.
-    share = gl.where(p == 0.0, 0.0, p * score_mod_grad(score, c)).to(OPERAND)
-
-    dp = warpgroup_mma_wait(0, deps=[dp])
-    dv = warpgroup_mma(
-        gl.convert_layout(weight, weight_layout), dout_smem.index(0), acc_zero, use_acc=False, is_async=True
-    )
-    dv = warpgroup_mma_wait(0, deps=[dv])
-    ds_smem.index(0).slice(first_key, KEYS, 0).store(
-        score_gradient(share, dp, delta_smem.index(0).load(row_layout))
-    )
-    fence_async_shared()
-    mbarrier.arrive(done.index(0), count=1)
-    dk = warpgroup_mma(
-        ds_smem.index(0).slice(first_key, KEYS, 0), q_smem.index(0), acc_zero, use_acc=False, is_async=True
-    )
-    mbarrier.wait(counted.index(0), 0)
-    steps = told(count, 0, one_layout)
-
-    # The order of the matrix products: dP, dV and dQ of one warpgroup, those of the other, S and dK of the one, those
-    # of the other; so that one weighs scores while the other multiplies. Whoever gets the turn for dP, dV and dQ
-    # also knows that the other's dS of the step before is complete. A step starts with its S in registers.
-    mbarrier.wait(q_ready.index(1 % Q_STAGES), 0, pred=steps > 1)
-    score = warpgroup_mma(
-        k_mine, q_smem.index(1 % Q_STAGES).permute((1, 0)), zero, use_acc=False, is_async=True
-    )
-    score, dk = warpgroup_mma_wait(0, deps=[score, dk])
-    dk = warpgroup_mma_init(dk)
-    shift = shift_smem.index(1 % Q_STAGES).load(row_layout)
-    if which == 1:
-        give_turn(never, 0)
-    start = told(starts, 1, one_layout)
-    for step in range(1, steps):
+        # The first step has little to overlap with.
         slot = step % Q_STAGES
-        after = (step + 1) % Q_STAGES
-        # It is 0, which the compiler does not know: so the scalar unit finds where K and V lie in every step. Found
-        # once, those numbers would occupy registers, and weights would have to wait in memory.
+        # 0, which the compiler does not know: as in the steps, where K and V lie is not to occupy registers.
         nought = step >> 30
-        k_here = k_smem.index(nought)
-        k_rows = k_here.slice(first_key, KEYS, 0)
-        v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
+        k_mine = k_smem.index(nought).slice(first_key, KEYS, 0)
+        v_mine = v_smem.index(nought).slice(first_key, KEYS, 0)
+        mbarrier.wait(k_ready.index(0), taken & 1)
+        start = told(starts, step, one_layout)
         q_start = start & -4
         head = told(heads, step, one_layout)
-        if head != h:
-            h = head
-            head_value = 1.0 / c
+        h = head
+        head_value = 1.0 / c
 
+        score_scale = scale * head_value
+        score = warpgroup_mma(k_mine, q_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+        shift = shift_smem.index(slot).load(row_layout)
+        mbarrier.wait(v_ready.index(0), taken & 1)
+        mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
+        dp = warpgroup_mma(
+            v_mine, dout_smem.index(step % 2).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        score = warpgroup_mma_wait(1, deps=[score])
         score = score * score_scale
         modified = score_mod(score, c)
         if keys_left < BLOCK_KV:
@@ -587,76 +531,161 @@ def accumulate(
         # The gradient of the modified score times this is that of the score; where there is no weight there is none.
         share = gl.where(p == 0.0, 0.0, p * score_mod_grad(score, c)).to(OPERAND)
 
-        mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
-        take_turn(step, which)
-        # dP takes over the registers of P: so it can't be issued before the weights are there.
-        dp = warpgroup_mma(v_rows, dout_smem.index(step % 2).permute((1, 0)), p, use_acc=keep, is_async=True)
+        dp = warpgroup_mma_wait(0, deps=[dp])
         dv = warpgroup_mma(
-            gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
+            gl.convert_layout(weight, weight_layout),
+            dout_smem.index(step % 2),
+            acc_zero,
+            use_acc=False,
+            is_async=True,
         )
-        give_turn(step, 1 - which)
-        delta = delta_smem.index(slot).load(row_layout)
-        # The weights may be read again only when dV no longer does, or every product would wait for the one before.
-        dp, dv, dk = warpgroup_mma_wait(0, deps=[dp, dv, dk])
-        dk = warpgroup_mma_init(dk)
-        mbarrier.arrive(done.index(step % 2), count=1)
-        ds_mine = ds_smem.index(step % 2).slice(first_key, KEYS, 0)
-        ds_mine.store(score_gradient(share, dp, delta))
-        fence_async_shared()
+        dv = warpgroup_mma_wait(0, deps=[dv])
+        # dK and dV of the keys before have left the place of dS.
         tma.store_wait(0)
-        take_turn(step, which)
-        mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
-        dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
-        # In the last step these are scores of an old tile, which nobody reads.
-        score = warpgroup_mma(k_rows, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True)
-        dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
-        dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-        dq = warpgroup_mma_wait(2, deps=[dq])
+        thread_barrier()
+        ds_smem.index(step % 2).slice(first_key, KEYS, 0).store(
+            score_gradient(share, dp, delta_smem.index(slot).load(row_layout))
+        )
+        fence_async_shared()
+        mbarrier.arrive(done.index(step % 2), count=1)
+        dk = warpgroup_mma(
+            ds_smem.index(step % 2).slice(first_key, KEYS, 0),
+            q_smem.index(slot),
+            acc_zero,
+            use_acc=False,
+            is_async=True,
+        )
+
+        second = step + 1
+        # The order of the matrix products: dP, dV and dQ of one warpgroup, those of the other, S and dK of the one, those
+        # of the other; so that one weighs scores while the other multiplies. Whoever gets the turn for dP, dV and dQ
+        # also knows that the other's dS of the step before is complete. A step starts with its S in registers.
+        mbarrier.wait(q_ready.index(second % Q_STAGES), second // Q_STAGES & 1, pred=steps > second)
+        score = warpgroup_mma(
+            k_mine, q_smem.index(second % Q_STAGES).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        score, dk = warpgroup_mma_wait(0, deps=[score, dk])
+        dk = warpgroup_mma_init(dk)
+        shift = shift_smem.index(second % Q_STAGES).load(row_layout)
+        if which == 1:
+            give_turn(never, 0)
+        start = told(starts, second, one_layout)
+        for step in range(second, steps):
+            slot = step % Q_STAGES
+            after = (step + 1) % Q_STAGES
+            # It is 0, which the compiler does not know: so the scalar unit finds where K and V lie in every step. Found
+            # once, those numbers would occupy registers, and weights would have to wait in memory.
+            nought = step >> 30
+            k_here = k_smem.index(nought)
+            k_rows = k_here.slice(first_key, KEYS, 0)
+            v_rows = v_smem.index(nought).slice(first_key, KEYS, 0)
+            q_start = start & -4
+            head = told(heads, step, one_layout)
+            if head != h:
+                h = head
+                head_value = 1.0 / c
+
+            score = score * score_scale
+            modified = score_mod(score, c)
+            if keys_left < BLOCK_KV:
+                in_columns = (first_key + table.slice(0, KEYS, 0).load(column_layout) < keys_left)[:, None]
+                modified = gl.where(in_columns, modified, float("-inf"))
+            if (start & 1) != 0:
+                q_from = (q_start + first_row)[None, :]
+                modified = gl.where(kv_idx - q_from <= q_on, modified, float("-inf"))
+            p = gl.exp2(modified * to_log2 - shift[None, :])
+            weight = p.to(OPERAND)
+            # The gradient of the modified score times this is that of the score; where there is no weight there is none.
+            share = gl.where(p == 0.0, 0.0, p * score_mod_grad(score, c)).to(OPERAND)
+
+            mbarrier.wait(dout_ready.index(step % 2), step // 2 & 1)
+            take_turn(step, which)
+            # dP takes over the registers of P: so it can't be issued before the weights are there.
+            dp = warpgroup_mma(
+                v_rows, dout_smem.index(step % 2).permute((1, 0)), p, use_acc=keep, is_async=True
+            )
+            dv = warpgroup_mma(
+                gl.convert_layout(weight, weight_layout), dout_smem.index(step % 2), dv, is_async=True
+            )
+            give_turn(step, 1 - which)
+            delta = delta_smem.index(slot).load(row_layout)
+            # The weights may be read again only when dV no longer does, or every product would wait for the one before.
+            dp, dv, dk = warpgroup_mma_wait(0, deps=[dp, dv, dk])
+            dk = warpgroup_mma_init(dk)
+            mbarrier.arrive(done.index(step % 2), count=1)
+            ds_mine = ds_smem.index(step % 2).slice(first_key, KEYS, 0)
+            ds_mine.store(score_gradient(share, dp, delta))
+            fence_async_shared()
+            tma.store_wait(0)
+            take_turn(step, which)
+            mbarrier.wait(q_ready.index(after), (step + 1) // Q_STAGES & 1, pred=step + 1 < steps)
+            dq = query_gradient(ds_smem.index((step - 1) % 2), k_here, dq_zero, which)
+            # In the last step these are scores of an old tile, which nobody reads.
+            score = warpgroup_mma(
+                k_rows, q_smem.index(after).permute((1, 0)), dp, use_acc=keep, is_async=True
+            )
+            dk = warpgroup_mma(ds_mine, q_smem.index(slot), dk, is_async=True)
+            dq_row = told(row_numbers, step - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+            dq = warpgroup_mma_wait(2, deps=[dq])
+            stage(dq, dq_smem.index(which))
+            start = told(starts, step + 1, one_layout)
+            shift = shift_smem.index(after).load(row_layout)
+            score = warpgroup_mma_wait(1, deps=[score])
+            # The turn passes on when dQ has read its dS, which the other one overwrites next, and S is complete: the
+            # other's S beside it would delay it.
+            give_turn(step, 1 - which)
+            fence_async_shared()
+            thread_barrier()
+            tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
+        take_turn(never, which)
+        dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
+        if which == 0:
+            give_turn(never, 1)
+        # Read again: all along, these numbers would occupy registers.
+        head_of_keys = told(places, taken, one_layout)
+        b = head_of_keys // (q_heads // group)
+        kv_h = head_of_keys % (q_heads // group)
+        kv_start = told(key_starts, taken, one_layout)
+        # dV leaves under the last dQ, through the buffer of this warpgroup's values.
+        dv_place = v_mine
+        dv_place.store(dv.to(OPERAND))
+        fence_async_shared()
+        thread_barrier()
+        tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], dv_place)
+
+        dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
+
+        # When both warpgroups say so, dQ of all steps has read K.
+        mbarrier.arrive(k_free.index(0), count=1)
+        dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
+        # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
+        # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
+        # A sum of zeros times numbers is NaN if one of them is NaN or Inf.
+        found = of_threads(dk * 0.0 + dv * 0.0)
+        gl.store(lost_ptr + (found != found).to(gl.int32) * 0, 1, mask=found != found)  # noqa: PLR0124
+        dk = dk * scale * head_value
+        # dK leaves by the rows of these keys in both tiles of dS, which dQ of neither warpgroup reads any more.
+        mbarrier.wait(k_free.index(0), taken & 1)
+        dk_left = ds_smem.index(0).slice(first_key, KEYS, 0)
+        dk_right = ds_smem.index(1).slice(first_key, KEYS, 0)
+        leave_halves(dk.to(OPERAND), dk_left, dk_right)
+        # The dQ before was read; dV may not be yet.
+        tma.store_wait(1)
+        thread_barrier()
         stage(dq, dq_smem.index(which))
-        start = told(starts, step + 1, one_layout)
-        shift = shift_smem.index(after).load(row_layout)
-        score = warpgroup_mma_wait(1, deps=[score])
-        # The turn passes on when dQ has read its dS, which the other one overwrites next, and S is complete: the
-        # other's S beside it would delay it.
-        give_turn(step, 1 - which)
         fence_async_shared()
         thread_barrier()
         tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    take_turn(never, which)
-    dq = query_gradient(ds_smem.index((steps - 1) % 2), k_smem.index(0), dq_zero, which)
-    if which == 0:
-        give_turn(never, 1)
-    # Computed again: all along, these numbers would occupy registers.
-    # The instruction's result can't be known before.
-    pid = gl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r,r", [never], gl.int32, is_pure=False, pack=1)
-    b, kv_h, kv_start = place_of(pid, batch, q_heads, group, q_len, kv_len)
-    # dV leaves under the last dQ, through the buffer of this warpgroup's values.
-    v_mine.store(dv.to(OPERAND))
-    fence_async_shared()
-    thread_barrier()
-    tma_store(dv_desc, [b, kv_h, kv_start + first_key, 0], v_mine)
-
-    dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
-
-    dq_row = told(row_numbers, steps - 1, one_layout) * (PADDED_DIM // 32) + which * (2 * DQ_COLUMNS)
-    # What no row sees, and rows that see no key, may hold NaN or Inf, and 0 * NaN is NaN. That is rare, so it is
-    # repaired, not prevented: if a NaN came out, kernels that leave out the unseen compute all gradients again.
-    # A sum of zeros times numbers is NaN if one of them is NaN or Inf.
-    found = gl.sum(gl.sum(dk * 0.0 + dv * 0.0, 1), 0)
-    if found != found:  # noqa: PLR0124
-        gl.store(lost_ptr, 1)
-    dk = dk * scale * head_value
-    # dK leaves with the last dQ, through a tile of dO: dP and dV of all steps are complete in both warpgroups, or
-    # this one would not have got here. The dQ before was read; dV may not be yet.
-    tma.store_wait(1)
-    thread_barrier()
-    stage(dq, dq_smem.index(which))
-    dk_smem = dout_smem.index(which).slice(0, KEYS, 0)
-    dk_smem.store(dk.to(OPERAND))
-    fence_async_shared()
-    thread_barrier()
-    tma_add(dq_sum_desc, [dq_row, 0], dq_smem.index(which))
-    tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], dk_smem)
+        tma_store(dk_desc, [b, kv_h, kv_start + first_key, 0], dk_left)
+        tma_store(dk_desc, [b, kv_h, kv_start + first_key, PADDED_DIM // 2], dk_right)
+        # dV was read: when both warpgroups say so, other values may come.
+        tma.store_wait(3)
+        thread_barrier()
+        mbarrier.arrive(v_free.index(0), count=1)
+        step = steps
+        taken += 1
+        mbarrier.wait(q_ready.index(step % Q_STAGES), step // Q_STAGES & 1)
+        steps = step + told(counts, taken, one_layout)
     tma.store_wait(0)
 
 
@@ -666,10 +695,10 @@ def attention_backward(
     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
 ):  # fmt: skip
-    """Each program computes dK and dV of BLOCK_KV keys, and adds what they give to dQ to sums in memory."""
+    """Each program computes dK and dV of one tile of keys after another, and adds what they give to dQ to sums in memory."""
     let_next_begin(never)
     await_kernel_before(never)
     k_smem = gl.allocate_shared_memory(OPERAND, [1, BLOCK_KV, PADDED_DIM], k_desc.layout)
@@ -686,20 +715,26 @@ def attention_backward(
     table = gl.allocate_shared_memory(gl.int32, [BLOCK_Q], plain)
     table.store(gl.arange(0, BLOCK_Q, layout=gl.BlockedLayout([1], [32], [4], [0])))
     # Of the tiles of the next steps: their first rows, with 1 added where the mask applies; their heads; and
-    # the number of their first row among those of all heads. How many steps there are.
+    # the number of their first row among those of all heads.
     starts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     heads = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     row_numbers = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
-    count = gl.allocate_shared_memory(gl.int32, [1, 1], plain)
+    # Of the tiles of keys that this program takes: their heads among those of the batch, their first keys, and how
+    # many steps they have.
+    places = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
+    key_starts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
+    counts = gl.allocate_shared_memory(gl.int32, [WALK, 1], plain)
     k_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], mbarrier.MBarrierLayout())
     dout_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    counted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready.index(0), count=1)
     mbarrier.init(v_ready.index(0), count=1)
-    mbarrier.init(counted.index(0), count=1)
+    mbarrier.init(k_free.index(0), count=2)
+    mbarrier.init(v_free.index(0), count=2)
     for i in gl.static_range(Q_STAGES):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(2):
@@ -713,39 +748,39 @@ def attention_backward(
                 accumulate,
                 (
                     0, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
                     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
                     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-                    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+                    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+                    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
             (
                 accumulate,
                 (
                     1, k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
                     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
                     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-                    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+                    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+                    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
             (
                 load_tiles,
                 (
                     k_smem, v_smem, q_smem, dout_smem, shift_smem, delta_smem, ds_smem, dq_smem, table,
-                    starts, heads, row_numbers, count, k_ready, v_ready, q_ready, dout_ready, done, counted,
+                    starts, heads, row_numbers, places, key_starts, counts, k_ready, v_ready, q_ready, dout_ready, k_free, v_free, done,
                     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, delta_ptr, shift_ptr, dq_sum_ptr,
                     lost_ptr, c, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s,
                     v_stride_b, v_stride_h, v_stride_s, dout_stride_b, dout_stride_h, dout_stride_s,
                     dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s, q_heads,
-                    group, q_len, kv_len, scale, batch, never, q_desc, k_desc, v_desc, dout_desc, dk_desc,
-                    dv_desc, shift_desc, delta_desc, dq_sum_desc,
+                    group, q_len, kv_len, scale, batch, never, counter_ptr, q_desc, k_desc, v_desc,
+                    dout_desc, dk_desc, dv_desc, shift_desc, delta_desc, dq_sum_desc,
                 ),
             ),
         ],
