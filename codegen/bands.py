@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from flexc.codegen.blocks import exact_ranges
 from flexc.codegen.signed_terms import signed_terms
+from flexc.ir.build import input_
 from flexc.ir.expr import Expr, inputs_of
 from flexc.ir.ops import Input, Op
 from flexc.ir.types import DType
@@ -24,10 +25,20 @@ Numbers = tuple[int | None, ...]
 """Captured numbers by slot; None for what is none."""
 
 
-def band_tiles(mask: Expr | None, values: Sequence[object], lengths: Lengths | None) -> int:
-    """How many tiles of keys a tile of rows sees, at most; 0 if nothing bounds that.
+class Band(NamedTuple):
+    """What a band has at most: the tiles of keys that a tile of rows sees, and the keys that a row sees.
 
-    Tiles begin at multiples of `BAND_TILE`.
+    Tiles begin at multiples of `BAND_TILE`. `steady`: from each row to the next, either end stays or moves on
+    by one key; an end that has moved as far as the rows has moved at each of them.
+    """
+
+    tiles: int
+    keys: int
+    steady: bool
+
+
+def band_of(mask: Expr | None, values: Sequence[object], lengths: Lengths | None) -> Band | None:
+    """How narrow the band is that a mask lets through; None if nothing bounds that.
 
     Args:
         mask: of a call, or None.
@@ -35,9 +46,9 @@ def band_tiles(mask: Expr | None, values: Sequence[object], lengths: Lengths | N
         lengths: (q_len, kv_len), or None for any.
     """
     if mask is None:
-        return 0
+        return None
     numbers = tuple(x if isinstance(x, int) else None for x in values)
-    return _tiles(mask, numbers, lengths)
+    return _band(mask, numbers, lengths)
 
 
 class _Bound(NamedTuple):
@@ -73,21 +84,36 @@ class _Known:
 
 
 @lru_cache(maxsize=1024)
-def _tiles(mask: Expr, numbers: Numbers, lengths: Lengths | None) -> int:
+def _band(mask: Expr, numbers: Numbers, lengths: Lengths | None) -> Band | None:
     ranges = exact_ranges(mask)
     if ranges is None or len(ranges.ranges) != 1:
-        return 0
+        return None
     (band,) = ranges.ranges
     if DType.I64 in (band.first.dtype, band.end.dtype):
-        return 0
+        return None
     known = _Known(numbers, lengths)
     firsts = _bounds(band.first, Op.MAX, known)
     ends = _bounds(band.end, Op.MIN, known)
-    found = [_of_band(first, ends[rest], not rest) for rest, first in firsts.items() if rest in ends]
-    return min(found, default=0)
+    pairs = [(first, ends[rest], not rest) for rest, first in firsts.items() if rest in ends]
+    if not pairs:
+        return None
+    return Band(
+        tiles=min(_tiles_of(*pair) for pair in pairs),
+        keys=min(max(end - first, 0) for first, end, _ in pairs),
+        steady=_is_steady(band.first, Op.MAX) and _is_steady(band.end, Op.MIN),
+    )
 
 
-def _of_band(first: int, end: int, aligned: bool) -> int:
+def _is_steady(root: Expr, op: Op) -> bool:
+    """Whether an end is the largest or least of what follows the rows, or is the same for all of a head."""
+    for operand in _operands(root, op):
+        moved = [(term, sign) for term, sign in signed_terms(operand) if Input.Q_IDX in inputs_of(term)]
+        if moved and not (len(moved) == 1 and moved[0][0] is input_(Input.Q_IDX) and moved[0][1] == 1):
+            return False
+    return True
+
+
+def _tiles_of(first: int, end: int, aligned: bool) -> int:
     """Of rows that see the keys `q_idx + first` to `q_idx + end`; not `aligned`: these, moved by a number."""
     last = BAND_TILE + end - 2
     if aligned:

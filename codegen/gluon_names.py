@@ -10,6 +10,8 @@ RENAMED: tuple[str, ...] = (
     'tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared',
     'tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global',
 )
+BARRIER = 'thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier'
+"""Where the threads of a warp, or of a warpgroup, wait for each other."""
 ADDING: tuple[str, ...] = (
     "from triton.experimental.gluon.language._core import builtin",
     "",
@@ -25,7 +27,7 @@ ADDING: tuple[str, ...] = (
     "",
     "",
     'tma_add = getattr(tma, "async_atomic_add", None) or add_by_tma',
-    'thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier',
+    BARRIER,
 )
 """Further ones, for kernels that add to memory by TMA."""
 NAMES = frozenset(line.split(" = ")[0] for line in RENAMED) | {

@@ -1,18 +1,19 @@
-"""Gathers what a generated Hopper file says: the mods in Gluon's words, constants, arguments."""
+"""Gathers what a generated Hopper file says: the mods in Gluon's words, constants, steps."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flexc.codegen.arguments import Argument, Source, capture_names, descriptor_type, forward_arguments
+from flexc.codegen.arguments import Argument, capture_names
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.bounds import range_roots, tile_bounds
 from flexc.codegen.distance import reads_by_distance
-from flexc.codegen.gluon_names import RENAMED
+from flexc.codegen.gluon_names import BARRIER, RENAMED
 from flexc.codegen.hoisting import Element, Hoisting, of_functions
-from flexc.codegen.hopper_constants import ELEMENT, constants_of
+from flexc.codegen.hopper_arguments import hopper_arguments
+from flexc.codegen.hopper_constants import constants_of
 from flexc.codegen.hopper_distance import ByDistance, by_distance, function_of
 from flexc.codegen.hopper_keys import (
     Keys,
@@ -26,8 +27,10 @@ from flexc.codegen.hopper_keys import (
 )
 from flexc.codegen.hopper_masks import Side, mask_near, mask_sides
 from flexc.codegen.hopper_plan import HopperPlan
-from flexc.codegen.hopper_rows import TileRows, block_of_rows, tile_rows
+from flexc.codegen.hopper_rows import TileRows, tile_rows
 from flexc.codegen.hopper_score import hopper_score
+from flexc.codegen.hopper_walk import Walk, walk_of
+from flexc.codegen.hopper_whereabouts import whereabouts_of
 from flexc.codegen.hopper_words import ALL_NAMES, SIGMOID, gluon, mentions, nearer, needed, others, target_of
 from flexc.codegen.module import GeneratedKernel, header
 from flexc.codegen.preamble import Preamble
@@ -48,10 +51,6 @@ _FIRST_ROWS_FIRST = (
     "Of those, the first rows come first:\n    they have the most keys.",
     "rest // size * BLOCK_Q",
 )
-_WHEREABOUTS = (
-    *(f"{tensor}_ptr" for tensor in ("q", "k", "v", "out")),
-    *(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in "bhs"),
-)
 _SLOPED = "score * score_scale + gl.fma(kv_on.to(gl.float32), slope + zero, of_first)"
 _RISE = "gl.maximum(-slope, 0.0) * to_log2 * (kv_start - kv_first)"  # in base 2, where far keys have more
 _WIDTH = 88
@@ -67,6 +66,8 @@ class _Forward(Preamble):
     argument_lines_again: tuple[str, ...]
     whereabouts: tuple[tuple[str, str], ...]
     """The arguments that are read from shared memory where rows are computed again, and how."""
+    out_at: str
+    """What says where the output lies."""
     head_lines: tuple[str, ...]
     head_lines_again: tuple[str, ...]
     tile_names: tuple[tuple[int, str], ...]
@@ -106,11 +107,14 @@ class _Forward(Preamble):
     """Less what the loading warp computes."""
     mask_lines_in_step: tuple[str, ...]
     staged_lines: tuple[str, ...]
+    staged_where_masked: bool
     vectors: tuple[Vector, ...]
     by_distance: ByDistance
     blocks_from_map: bool
     steps_told: bool
     """The loading warp tells of every tile of keys which it is."""
+    walk_noted: bool
+    """The first and the last keys of a walk are kept for rows that are computed again."""
     told: tuple[str, ...]
     told_keys: bool
     load_lines: tuple[str, ...]
@@ -143,11 +147,15 @@ class _Forward(Preamble):
     short: bool
     slope: str | None
     """What scores rise by from key to key, where that and `row_score` are all of the score_mod."""
+    scores_begun: bool
+    """Sums of products begin with what the slope and the shift add to them."""
     whole_score: str
     """A tile of scores with the slope's part, and by how much other keys' may be larger."""
     rise: str
     fixed: bool
     """What is taken from the scores of a row is the same in all steps: it is `bounded` or `guessed`."""
+    walk: Walk | None
+    """Pieces of the kernel whose programs walk; None where they have roles."""
     bounded: bool
     guessed: bool
     """That was chosen by the first tile of keys, and may prove wrong."""
@@ -173,40 +181,8 @@ def hopper_module(spec: AttentionSpec, plan: HopperPlan, sources: tuple[ModSourc
     names = capture_names(spec.captures, ALL_NAMES)
     arguments = hopper_arguments(spec, plan, names)
     view = _view(spec, plan, sources, names, arguments)
-    text = render("hopper_forward.py.jinja", view)
+    text = render("hopper_walk.py.jinja" if plan.walks else "hopper_forward.py.jinja", view)
     return GeneratedKernel(text, ENTRY, arguments, plan, _placement(view))
-
-
-def hopper_arguments(spec: AttentionSpec, plan: HopperPlan, names: tuple[str, ...]) -> tuple[Argument, ...]:
-    """Those of the portable kernel, the batch, and a TMA descriptor each of q, k, v and out.
-
-    A descriptor's type says its block: batch, head, rows, columns; where a tile has rows of several heads,
-    batch, head of keys, its query heads, rows, columns. Its value is made from the tensor.
-    """
-    keys = (1, 1, plan.tiles.block_kv)
-    dims, dims_v = (
-        (spec.head_dim, plan.padded_dim, plan.tails[0]),
-        (spec.head_dim_v, plan.padded_dim_v, plan.tails[1]),
-    )
-    tensors = (
-        ("q", Source.Q_DESCRIPTOR, block_of_rows(plan), dims),
-        ("k", Source.K_DESCRIPTOR, keys, dims),
-        ("v", Source.V_DESCRIPTOR, keys, dims_v),
-        ("out", Source.OUT_DESCRIPTOR, block_of_rows(plan), dims_v),
-    )
-    descriptors = []
-    for name, source, block, (dim, whole, tail) in tensors:
-        for part, columns in ((f"{name}_desc", whole - tail), (f"{name}_tail_desc", tail)):
-            if columns:
-                kind = descriptor_type(spec.q_storage.value, (*block, columns))
-                descriptors.append(Argument(part, kind, source, dimension=dim))
-    ranges = ranges_of(spec)
-    return (
-        *forward_arguments(spec, names, [] if ranges is None else range_roots(ranges)),
-        Argument("batch", "i32", Source.BATCH),
-        Argument("counter_ptr", "*i32", Source.COUNTER),
-        *descriptors,
-    )
 
 
 def _view(
@@ -218,7 +194,7 @@ def _view(
 ) -> _Forward:
     ranges = ranges_of(spec)
     rows = tile_rows(plan)
-    found = hopper_score(spec, packed=plan.packed_heads > 1, by_row=not plan.bounded)
+    found = hopper_score(spec, packed=plan.packed_heads > 1, by_row=not plan.bounded and not plan.walks)
     form, parts, factor, allowed = found.form, found.near, found.factor, found.allowed
     slope = found.slope if plan.guessed else None
     score = form.score if slope is None else None
@@ -241,7 +217,7 @@ def _view(
     inputs = frozenset[Input]().union(*(e.inputs for e in elements)) | hoisting.inputs
     helpers = frozenset[str]().union(*(e.helpers for e in elements)) | hoisting.helpers
     keys = keys_of(spec, plan, bounds)
-    first_short = bounds is not None and not first_rows
+    first_short = bounds is not None and not first_rows and not plan.walks
     near_mask = None if mask is None or allowed is None else mask_near(allowed, mask, hoisting)
     vectors = vectors_of(hoisting, near, mask_lines, elements)
     staged = needed(gluon((*score_lines, *mask_lines)), [v.name for v in vectors])
@@ -253,6 +229,7 @@ def _view(
     mask_steps = lines_in_step(mask_lines, vectors, elements)
     slope_of = None if slope is None else gluon([hoisting.value(slope)])[0]
     heads = gluon(hoisting.head)
+    where = whereabouts_of(spec, plan, arguments)
     to_log2 = "LOG2E" if form.factor == 1 else f"LOG2E * {form.factor!r}"
     to_log2 += "" if form.size is None else f" * {hoisting.bound[form.size]}"
     mods = [*hoisting.row, scale, to_log2, *(e.call() for e in elements), *nearer(score_lines, near, "", "")]
@@ -267,17 +244,16 @@ def _view(
         helpers |= {"sigmoid"}
     return _Forward(
         header=header(spec, plan, sources, rows.launch),
-        renamed=RENAMED,
+        renamed=(*RENAMED, BARRIER) if keys.steps_told or vectors else RENAMED,
         constants=constants_of(spec, plan, keys),
         helpers=tuple(sorted(helpers)),
         fast_tanh=plan.fast_tanh,
         functions=(*(v.function for v in shared.vectors), *(function_of(e.function) for e in elements)),
         by_distance=shared,
         argument_lines=tuple(textwrap.wrap(", ".join(a.name for a in arguments) + ",", _WIDTH)),
-        argument_lines_again=tuple(
-            textwrap.wrap(", ".join(a.name for a in arguments if a.name not in _WHEREABOUTS) + ",", _WIDTH)
-        ),
-        whereabouts=tuple(_whereabouts(spec)),
+        argument_lines_again=tuple(textwrap.wrap(", ".join(where.arguments) + ",", _WIDTH)),
+        whereabouts=where.held,
+        out_at=where.out_at,
         head_lines=head_lines,
         head_lines_again=needed(heads, [*mods, *score_lines, *mask_lines]),
         row_lines=others(gluon(hoisting.row), near),
@@ -312,6 +288,7 @@ def _view(
         score_lines_in_step=score_steps,
         mask_lines_in_step=mask_steps,
         staged_lines=staged,
+        staged_where_masked=all(v.of_mask for v in vectors) and keys.steps_told and bool(vectors),
         vectors=vectors,
         blocks_from_map=spec.blocks is Blocks.MAP,
         tile_names=tuple(
@@ -320,6 +297,7 @@ def _view(
             if name == "b" or mentions(name, of_tile) or (n > 2 and not is_idle(name, decided))
         ),
         steps_told=keys.steps_told,
+        walk_noted=plan.rescue_nan and keys.steps_told and spec.blocks is not Blocks.MAP,
         told=keys.told,
         told_keys=keys.told_keys,
         load_lines=load_lines,
@@ -346,9 +324,11 @@ def _view(
         turns_by_scores=plan.turns_by_scores,
         short=plan.short,
         slope=slope_of,
+        scores_begun=slope_of is not None and not keys.steps_told,
         whole_score="score" if slope_of is None else _SLOPED,
         rise="0.0" if slope_of is None or keys.steps_told else _RISE,
         fixed=plan.bounded or plan.guessed,
+        walk=walk_of(sides, plan.tiles.num_stages) if plan.walks else None,
         bounded=plan.bounded,
         guessed=plan.guessed,
         lazy_max=plan.lazy_max,
@@ -384,13 +364,6 @@ def _placement(view: _Forward) -> tuple[str, ...]:
     }
     lines = [f"once a {level}: {line}" for level, lines in levels.items() for line in lines]
     return (*lines, *of_functions(view.functions, view.by_distance.vectors))
-
-
-def _whereabouts(spec: AttentionSpec) -> Iterator[tuple[str, str]]:
-    for n, name in enumerate(_WHEREABOUTS):
-        read = f"told(where_smem.index({n}))"
-        pointer = f".to(gl.pointer_type({ELEMENT[spec.q_storage]}))"
-        yield name, read + pointer if name.endswith("_ptr") else read
 
 
 def _as_tile(score: Expr, call: str) -> str:

@@ -6,7 +6,7 @@ from flexc.codegen.hopper_keys import Keys
 from flexc.codegen.hopper_plan import ROWS, HopperPlan, has_slope
 from flexc.codegen.hopper_rows import row_constants
 from flexc.codegen.preamble import LN2, LOG2E, Constant
-from flexc.codegen.softmax_form import MARGIN, MARGIN_OF_SLOPES, MOST_SHIFT, TOO_LARGE
+from flexc.codegen.softmax_form import MARGIN, MARGIN_OF_SLOPES, MOST_SHIFT, TOO_LARGE, TOO_SMALL, usual
 from flexc.ir.spec import AttentionSpec
 from flexc.ir.types import Storage
 
@@ -25,11 +25,9 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
         Constant("Q_BYTES", ROWS * plan.padded_dim * 2, "of one warpgroup's rows"),
         Constant("K_BYTES", tiles.block_kv * plan.padded_dim * 2, "of a tile of keys"),
         Constant("V_BYTES", tiles.block_kv * plan.padded_dim_v * 2, "of a tile of values"),
-        Constant("Q_TILES", plan.q_tiles, "tiles of query rows that shared memory holds"),
+        _of_rows(plan),
         Constant("PARTS", 8, "in which columns of a row are looked at: a thread has two of them"),
-        Constant("TILES", 4, "tiles of queries that the loading warp may be ahead of the others"),
-        Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
-        Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
+        *(() if plan.walks else _of_roles(plan, keys)),
         Constant("OPERAND", ELEMENT[spec.q_storage], "element type of q, k, v and out"),
         LOG2E,
     ]
@@ -61,6 +59,11 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
             ),
             Constant("TOO_LARGE", TOO_LARGE, "makes sums infinite beside which 1 is nothing"),
         ]
+        if not has_slope(spec):
+            about = "so near to zero scores are, in base 2, where no shift moves"
+            constants.append(Constant("USUAL", usual(margin), about))
+        else:
+            constants.append(Constant("TOO_SMALL", TOO_SMALL, "sums below lack weights that became 0"))
     if plan.bounded:
         constants.append(
             Constant("MOST_SHIFT", MOST_SHIFT, "of scores in base 2: sums of the largest weights fit a float")
@@ -70,6 +73,23 @@ def constants_of(spec: AttentionSpec, plan: HopperPlan, keys: Keys) -> tuple[Con
     if spec.return_lse:
         constants.append(LN2)
     return tuple(constants)
+
+
+def _of_rows(plan: HopperPlan) -> Constant:
+    """What shared memory holds of rows, or what is plain to see for them."""
+    if plan.walks:
+        seen = (plan.tiles.num_stages - 1) * plan.tiles.block_kv
+        return Constant("SEEN", seen, "keys that a row sees where the mask is plain")
+    return Constant("Q_TILES", plan.q_tiles, "tiles of query rows that shared memory holds")
+
+
+def _of_roles(plan: HopperPlan, keys: Keys) -> tuple[Constant, ...]:
+    """How the loading warp shares out tiles, and tells of them."""
+    return (
+        Constant("TILES", 4, "tiles of queries that the loading warp may be ahead of the others"),
+        Constant("TOLD", len(keys.told), "numbers that the loading warp tells the others of each"),
+        Constant("L2_KEYS", plan.l2_keys, "keys with values that fit the L2 cache together"),
+    )
 
 
 def _dims(name: str, of: str, dim: int, tail: int) -> tuple[Constant, ...]:

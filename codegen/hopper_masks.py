@@ -68,6 +68,12 @@ def _clipped(end: Expr) -> Expr:
     return simplify(binary(Op.MIN, binary(Op.MAX, end, const(0)), _KV_LEN))
 
 
+def has_two_ends(mask: Expr, ranges: Ranges | None) -> bool:
+    """Whether a mask is two comparisons, one with each end of its range, as `mask_sides` finds them."""
+    starts = [term.args[0] is _KV for term in _sides(by_ends(mask, ranges))]
+    return sorted(starts) == [False, True]
+
+
 def mask_near(
     allowed: Expr, mask: Element, hoisting: Hoisting, axes: Axes = BY_QUERIES, **rest: str
 ) -> str | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from flexc.codegen.bands import Lengths, band_tiles
 from flexc.codegen.blocks import ranges_of
 from flexc.codegen.distance import only_adds_by_distance, pair_loads
 from flexc.codegen.few_rows import FEW
 from flexc.codegen.hopper_score import hopper_score
+from flexc.codegen.hopper_walk import registers_of_walk, tiles_of_walk
+from flexc.codegen.hopper_walk import shared_memory as memory_of_walk
 from flexc.codegen.monotone import trend
 from flexc.codegen.plan import NOTHING, KernelPlan, check_options, choose_tanh, packing
 from flexc.codegen.refusals import first_fitting, off_the_map, too_large, with_history
@@ -23,8 +24,6 @@ from flexc.ir.types import Storage
 
 ROWS = 64
 """Query rows of one consumer warpgroup: what one wgmma takes."""
-_NARROW = 5
-"""Tiles of 64 keys that 64 rows see, at most, where they see few: those of a window of 256."""
 _L2 = 32 * 2**20
 """Bytes of keys and values of the heads that run together; they share an L2 cache of 50 MB."""
 
@@ -65,12 +64,24 @@ class HopperPlan(KernelPlan):
     """Some of the weights are computed by multiplications, since exponentials and tanh share a unit."""
     short: bool
     """Tiles of queries see few keys: one piece of code serves all steps of a tile, and its end is awaited."""
+    walks: bool
+    """A program of one warpgroup computes some tiles of a head, one after the other, and loads for itself."""
     shared: int
 
     @property
     def design(self) -> str:
         """The family of kernels that it belongs to."""
         return "hopper"
+
+    @property
+    def max_registers(self) -> int | None:
+        """Registers of a thread at launch, so that programs that walk fit beside each other."""
+        return registers_of_walk(self.tiles.num_stages) if self.walks else None
+
+    @property
+    def shares_heads(self) -> bool:
+        """Whether the rows of a head are shared out to as many programs as there are for each head."""
+        return self.walks
 
     @property
     def l2_keys(self) -> int:
@@ -149,28 +160,6 @@ def parts(dim: int) -> tuple[int, int]:
     return (first, tail) if first + tail < whole else (whole, 0)
 
 
-def for_narrow_band(
-    spec: AttentionSpec, values: Sequence[object], lengths: Lengths | None, options: Mapping[str, object]
-) -> AttentionSpec:
-    """`spec` with narrow tiles of keys, where rows see few keys and these are faster; else itself.
-
-    Timed on an H200 with 128 head dimensions and no other mod: 10 % faster for a window of 128, 3 % for one
-    of 256. Narrower heads have such tiles under every window.
-
-    Args:
-        spec: of a call that the Hopper kernel serves.
-        values: what its mods captured, by slot: the width of a window is often a captured number.
-        lengths: (q_len, kv_len), or None for any.
-        options: of the call.
-    """
-    if max(padded(spec.head_dim), padded(spec.head_dim_v)) not in (64, 128) or "block_kv" in options:
-        return spec
-    if spec.score is not None or spec.dropout or spec.few_rows or not moves_on(spec):
-        return spec
-    narrow = 0 < band_tiles(spec.mask, values, lengths) <= _NARROW
-    return replace(spec, narrow=True) if narrow else spec
-
-
 def moves_on(spec: AttentionSpec) -> bool:
     """Whether the keys that a row sees are a band that moves on with the rows, such as a window."""
     ranges = ranges_of(spec)
@@ -194,12 +183,12 @@ def is_guessed(spec: AttentionSpec) -> bool:
     """Whether rows are scaled to the largest score of the first tile in which they see a key.
 
     Weights have the range of a float, so nothing is lost unless a later score is larger by 116, or by 94
-    beside slopes. Rows that have such scores are computed again, which only kernels of masks can do: by the
-    mask alone, so not where lists of blocks may say more.
+    beside slopes. Rows that have such scores are computed again, which only kernels of masks can do. Slopes
+    want to know the first key that a row sees, which block maps do not tell.
     """
     fits = spec.q_storage is Storage.BF16 and not spec.has_sinks and not spec.dropout
     known = spec.score is None or has_slope(spec)
-    known = known and spec.blocks is not Blocks.MAP
+    known = known and (spec.blocks is not Blocks.MAP or spec.score is None)
     return fits and spec.mask is not None and known and spec.packed_heads == 1
 
 
@@ -235,6 +224,13 @@ def _is_plain_walk(spec: AttentionSpec) -> bool:
     return one_range and simple and spec.packed_heads == 1 and not spec.dropout
 
 
+def _gains_by_turns(spec: AttentionSpec, consumers: int) -> bool:
+    """Whether warpgroups had better issue products in turns: three, and two of narrow heads."""
+    if consumers == 2 and spec.blocks is Blocks.MAP:
+        return is_guessed(spec) and max(padded(spec.head_dim), padded(spec.head_dim_v)) == 64
+    return consumers == 3 and _is_plain_walk(spec)
+
+
 def _loads(spec: AttentionSpec) -> int:
     """How many entries of captured tensors are read for each pair. Several heads share no distances."""
     return element_loads(spec) if spec.packed_heads > 1 else pair_loads(spec.score, spec.mask)
@@ -251,6 +247,8 @@ def _candidates(spec: AttentionSpec, target: Target, options: Mapping[str, objec
     most = 192 if widest == 64 and plain else 128
     asked = {name: options[name] for name in ("block_q", "block_kv", "num_stages") if name in options}
     found = []
+    if spec.walk:
+        found.append(tiles_of_walk(spec.walk))
     if spec.few_rows:
         most = spec.few_rows * spec.packed_heads
     elif widest == 64 and moves_on(spec) and not spec.dropout:
@@ -276,6 +274,11 @@ def _why_keys(spec: AttentionSpec) -> str:
     return "one element load a pair takes registers" if _loads(spec) else "preferred"
 
 
+def _walks(spec: AttentionSpec, tiles: Tiles) -> bool:
+    """Whether programs of these tiles walk."""
+    return spec.walk > 0 and tiles == tiles_of_walk(spec.walk)
+
+
 def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
     if tiles.block_q % ROWS or tiles.block_q // ROWS not in _REGISTERS:
         return f"query rows come in one to four groups of {ROWS}"
@@ -291,6 +294,8 @@ def _misfit(spec: AttentionSpec, target: Target, tiles: Tiles) -> str | None:
 
 def shared_memory(spec: AttentionSpec, tiles: Tiles, target: Target) -> tuple[int, int, bool]:
     """Bytes of shared memory, how many tiles of query rows fit, whether the output leaves through theirs."""
+    if _walks(spec, tiles):
+        return memory_of_walk(tiles.num_stages), 1, False
     dim, dim_v = padded(spec.head_dim), padded(spec.head_dim_v)
     # Barriers, reductions between warps, and what the warps of other roles are told.
     scratch = 12288 if spec.mask is not None else 4096
@@ -318,19 +323,20 @@ def _plan(
     sums_in_parts = rescue or spec.score is not None
     # Not with one tile of query rows: its rows would be waited for before they may be loaded.
     plain = rescue and not spec.dropout and spec.packed_heads == 1
+    walks = _walks(spec, tiles)
     few_keys = spec.narrow or tiles.block_kv == 128
-    short = plain and spec.score is None and q_tiles == 2 and moves_on(spec) and few_keys
+    short = plain and spec.score is None and q_tiles == 2 and moves_on(spec) and few_keys and not walks
     lazy_max = has_lazy_max(spec, consumers)
     # Three warpgroups fall into step: all want products at once, and then all exponentials. In turns they
-    # take 1 to 4 % less time on an H200, if they wait for values before the softmax. Two of wide heads lose.
+    # take 1 to 4 % less time on an H200, if they wait for values before the softmax.
     # Without a mask it is best to pass a turn on at once.
-    turns = consumers == 3 and q_tiles == 2 and not short and _is_plain_walk(spec)
+    turns = q_tiles == 2 and not short and _gains_by_turns(spec, consumers)
     values_late = (rescue and consumers == 3 and not turns) or (_is_bias_alone(spec) and consumers == 2)
     values_late = values_late and tiles.block_kv == 128
     # Fewer barriers of a warpgroup pay where much is done besides products; not, beside turns, more arrivals.
-    bounded = is_bounded(spec)
-    guessed = is_guessed(spec)
-    lean = short or (plain and consumers == 3 and (spec.score is None or bounded or guessed))
+    bounded = is_bounded(spec) and not walks
+    guessed = is_guessed(spec) and not walks
+    lean = short or walks or (plain and consumers == 3 and (spec.score is None or bounded or guessed))
     return HopperPlan(
         target=target,
         tiles=tiles,
@@ -349,7 +355,7 @@ def _plan(
         sums_in_parts=sums_in_parts or lazy_max,
         values_late=values_late,
         lean=lean,
-        threads_release=lean and not turns,
+        threads_release=lean and not turns and not walks,
         turns=turns,
         turns_by_scores=turns and rescue,
         bounded=bounded,
@@ -357,22 +363,33 @@ def _plan(
         lazy_max=lazy_max,
         polynomials=bounded and tanh and consumers == 3,
         short=short,
+        walks=walks,
         shared=needed,
-        reasons=(
-            ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),
-            *packing(spec),
-            ("consumers", f"warpgroups of {ROWS} query rows each; one more warp loads for them"),
-            ("registers", "a thread's in a consumer and in the producer"),
+        reasons=_reasons(spec, tiles, skip, f"{needed} of {target.shared_memory}", why_tanh),
+    )
+
+
+def _reasons(
+    spec: AttentionSpec, tiles: Tiles, skip: Mapping[Tiles, str], memory: str, why_tanh: str
+) -> tuple[tuple[str, str], ...]:
+    """Why each decision was made; `memory` is what is needed of the shared memory there is."""
+    if _walks(spec, tiles):
+        return (
+            ("design", f"made for this target: TMA, and one warpgroup that computes with wgmma; {_FEW}"),
+            ("walks", "rows see few keys: a program goes along a head, and its keys wait for the next rows"),
             (
-                "block_kv",
-                with_history(
-                    _why_keys(spec),
-                    skip,
-                ),
+                "num_stages",
+                f"tiles of keys that {tiles.block_q} rows see, at most; {memory} bytes of shared memory",
             ),
-            ("num_stages", f"{needed} of {target.shared_memory} bytes of shared memory"),
-            ("fast_tanh", why_tanh),
-            *((("bounded", _WHY_BOUNDED),) if bounded else ()),
-            *((("lazy_max", _WHY_LAZY),) if lazy_max else ()),
-        ),
+        )
+    return (
+        ("design", f"made for this target: one warp loads by TMA, the others compute with wgmma; {_FEW}"),
+        *packing(spec),
+        ("consumers", f"warpgroups of {ROWS} query rows each; one more warp loads for them"),
+        ("registers", "a thread's in a consumer and in the producer"),
+        ("block_kv", with_history(_why_keys(spec), skip)),
+        ("num_stages", f"{memory} bytes of shared memory"),
+        ("fast_tanh", why_tanh),
+        *((("bounded", _WHY_BOUNDED),) if is_bounded(spec) else ()),
+        *((("lazy_max", _WHY_LAZY),) if has_lazy_max(spec, tiles.block_q // ROWS) else ()),
     )

@@ -7,7 +7,7 @@ a group or the rows of a head is read as 0 and not written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flexc.codegen.hopper_plan import ROWS, HopperPlan
 from flexc.codegen.preamble import Constant
@@ -56,8 +56,19 @@ _OF_MANY = TileRows(
 )
 
 
+_WALKING = replace(
+    _OF_ONE,
+    launch=(
+        "Launch a multiple of q_heads * batch programs: those of a head share",
+        "its cdiv(q_len, BLOCK_Q) tiles. num_warps=4.",
+    ),
+)
+
+
 def tile_rows(plan: HopperPlan) -> TileRows:
     """Those of a plan."""
+    if plan.walks:
+        return _WALKING
     return _OF_MANY if plan.packed_heads > 1 else _OF_ONE
 
 
@@ -70,6 +81,11 @@ def block_of_rows(plan: HopperPlan) -> tuple[int, ...]:
 
 def row_constants(plan: HopperPlan) -> tuple[Constant, ...]:
     """The rows of a tile, of a warpgroup, and of a head there."""
+    if plan.walks:
+        return (
+            Constant("BLOCK_Q", plan.tiles.block_q, "query rows of a tile"),
+            Constant("ROWS", ROWS, "as many as a warpgroup takes"),
+        )
     consumers = Constant("CONSUMERS", plan.consumers, "warpgroups that share them")
     if plan.packed_heads == 1:
         return (

@@ -37,6 +37,8 @@ ALL_NAMES = RESERVED | frozenset({
     *(f"{tensor}_tail_{part}" for tensor in ("q", "k", "v", "out") for part in ("desc", "smem")),
     "distances", "from_lane", "found", "of_window", "over_tile", "pairs", "parts", "source", "thread",
     "MOST_SHIFT", "first_weights", "grown", "have_grown", "has_no_number", "powers_of_two",
+    "choose_shift", "of_columns", "of_first", "shiftless", "slope", "slope_log2",
+    "MARGIN", "TOO_LARGE", "TOO_SMALL",
     "threads", "values", "when_there", "window", "windows", "numbers", "_others",
     *NAMES,
 })  # fmt: skip

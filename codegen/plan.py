@@ -53,6 +53,11 @@ class KernelPlan:
         return None
 
     @property
+    def shares_heads(self) -> bool:
+        """Whether the rows of a head are shared out to as many programs as there are for each head."""
+        return False
+
+    @property
     def head_rows(self) -> int:
         """Query rows of each head in a tile."""
         return self.tiles.block_q // self.packed_heads

@@ -28,6 +28,9 @@ MARGIN_OF_SLOPES = 32.0
 """The same where scores may rise with the distance by themselves, which takes from the range below."""
 TOO_LARGE = 2.0**24
 """Sums of weights up to 2**104 have a reciprocal, and no weight among them is infinite."""
+TOO_SMALL = 2.0**-94
+"""Sums below may lack weights that were rounded to 0, a part of 2**-32: slopes promised larger scores than
+a row then saw."""
 _LEAST = 1e-30
 """In place of 0, which would make NaN of the scores of masked pairs."""
 
@@ -50,6 +53,14 @@ class SoftmaxForm:
         if factor is None or self.sign is None:
             return factor or self.sign
         return build.binary(Op.MUL, factor, self.sign)
+
+
+def usual(margin: float) -> float:
+    """How far from zero, in base 2, largest first scores may be for others not to be far larger.
+
+    Of scores as if drawn from a bell curve, a third of the range of larger ones leaves room for all.
+    """
+    return (margin + 104.0) / 3
 
 
 def is_near_zero(score: Expr | None, values: Sequence[object]) -> bool:

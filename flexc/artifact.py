@@ -19,6 +19,8 @@ from flexc.ir.ranges import Within
 from flexc.ir.types import Storage
 
 FORMAT = 5
+_REGISTERS, _SHARED = 65536, 228 * 1024
+"""Registers, and bytes of shared memory, of a multiprocessor of an sm90."""
 SOURCE, CUBIN, PTX, TTGIR, METADATA = (
     "kernel.py",
     "kernel.cubin",
@@ -68,11 +70,20 @@ class Artifact:
     head_dim_v: int = 0
     packed_heads: int = 1
     """Query heads whose rows share a tile; where it is above 1, a program computes all of a group."""
+    shares_heads: bool = False
+    """A multiple of the heads may be launched as programs: they share out the rows of each."""
 
     @property
     def shares_tiles(self) -> bool:
         """Any number of programs may be launched: each takes tiles until none are left."""
         return any(a.source is Source.COUNTER for a in self.arguments)
+
+    @property
+    def beside(self) -> int:
+        """How many programs of an sm90 fit a multiprocessor at a time."""
+        threads = 32 * self.resources.warps
+        registers = _REGISTERS // (-(-self.resources.registers // 8) * 8 * threads)
+        return max(1, min(_SHARED // self.resources.shared_memory, registers))
 
     @property
     def waits(self) -> bool:

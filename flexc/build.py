@@ -206,6 +206,7 @@ def build_kernel(
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
         packed_heads=generated.plan.packed_heads,
+        shares_heads=generated.plan.shares_heads,
     )
 
 

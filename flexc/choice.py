@@ -45,7 +45,7 @@ def design_for(
     rows = _rows_of(call)
     design, suited = _suited(backend if why is None else "triton", spec, target, call.options, rows, apart)
     if design is Design.HOPPER and suited.mask is not None:
-        from flexc.codegen.hopper_plan import for_narrow_band
+        from flexc.codegen.hopper_narrow import for_narrow_band
 
         lengths = call.q.shape[2], call.k.shape[2]
         suited = for_narrow_band(suited, call.values, lengths, dict(call.options))

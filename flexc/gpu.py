@@ -87,7 +87,7 @@ def served_by(call: AttentionCall, target: str, backend: str) -> tuple[Design, A
         design, taken = design_for(call, ahead, target, backend)
         if is_loaded(taken, target, call.options, design):
             return design, taken
-    if suited[1].few_rows or suited[1].narrow:
+    if suited[1].few_rows or suited[1].narrow or suited[1].walk:
         for design in usual_designs(call, ahead, target, backend):
             if is_loaded(ahead, target, call.options, design):
                 return design, ahead

@@ -8,11 +8,13 @@ import torch
 
 from flexc.call import Result
 from flexc.codegen.arguments import Source
+from flexc.codegen.hopper_walk import parts_of_head
 from flexc.frontend.value import Value
 from flexc.gpu_facts import processors
 from flexc.pack import Tensors, as_pointed_to, pack, seed_on
 
 if TYPE_CHECKING:
+    from flexc.artifact import Artifact
     from flexc.device_map import DeviceMap
     from flexc.ir.blockmap import BlockMap
     from flexc.kernel import Kernel
@@ -51,8 +53,7 @@ class Launch:
         self.device = device
         self.block_map = block_map
         apart = heads if kernel.artifact.packed_heads == 1 else k.shape[1]
-        tiles = -(-q_len // kernel.artifact.block_q) * apart * batch
-        self.programs = min(tiles, processors(device.index)) if kernel.artifact.shares_tiles else tiles
+        self.programs = programs_of(kernel.artifact, q_len, apart * batch, device)
         self.uploads = (None, None) if block_map is None else on_device(block_map, device)
         self.tensors = Tensors(
             q,
@@ -91,6 +92,14 @@ class Launch:
             with torch.cuda.device(self.device):
                 self.kernel.launcher.launch(self.programs, self.device.index, self.arguments)
         return self.tensors.out, self.tensors.lse
+
+
+def programs_of(artifact: Artifact, q_len: int, heads: int, device: torch.device) -> int:
+    """How many programs compute so many rows of so many heads, of all batches."""
+    tiles = -(-q_len // artifact.block_q)
+    if artifact.shares_heads and tiles * heads:
+        return heads * parts_of_head(tiles, heads, artifact.beside * processors(device.index))
+    return min(tiles * heads, processors(device.index)) if artifact.shares_tiles else tiles * heads
 
 
 def on_device(block_map: BlockMap | DeviceMap, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -76,6 +76,8 @@ class AttentionSpec:
     """Query heads whose rows share a tile; past the heads of a group its last one is repeated."""
     narrow: bool = False
     """Neighbouring rows see few keys, in a band that moves on with them, and the plan goes by that."""
+    walk: int = 0
+    """Tiles of keys that programs hold which walk along a head, since its rows see no more; 0: none do."""
 
     def describe(self) -> str:
         """One line for headers and lists."""

@@ -164,7 +164,11 @@ class Descriptor:
             yield of[first:end, column : column + width], slice(first + place, end + place), slice(0, width)
 
 
-def _load_tile(descriptor: Descriptor, at: list[Any], barrier: Barrier, into: Buffer) -> None:
+def _load_tile(
+    descriptor: Descriptor, at: list[Any], barrier: Barrier, into: Buffer, there: Any = True
+) -> None:
+    if not there:
+        return
     windows = list(descriptor.windows(at))
     size = 2 * descriptor.heads * descriptor.rows * descriptor.columns
 
@@ -190,23 +194,24 @@ def _is_spoiled(x: Any) -> bool:
 
 
 class _Product:
-    """A product on its way: it is computed when it is waited for."""
+    """A product on its way, or one that is added to another: it is computed when it is waited for."""
 
     def __init__(self, a: Any, b: Buffer, acc: Any, use_acc: bool) -> None:
         self.operands, self.acc, self.use_acc = (a, b), acc, use_acc
         self.fills = [(x, x.fills.copy()) for x in (a, b) if isinstance(x, Buffer)]
 
     def result(self) -> Tile:
+        acc = self.acc.result() if isinstance(self.acc, _Product) else self.acc
         if any((fills == 0).any() for _, fills in self.fills):  # nobody may use it
-            return _tile(np.full_like(self.acc, np.nan))
+            return _tile(np.full_like(acc, np.nan))
         if any((buffer.fills != fills).any() for buffer, fills in self.fills):
-            nothing = _tile(np.full_like(self.acc, np.nan))
+            nothing = _tile(np.full_like(acc, np.nan))
             nothing.spoiled = True
             return nothing
-        assert not (self.use_acc and _is_spoiled(self.acc))
+        assert not (self.use_acc and _is_spoiled(acc))
         left, right = (x.data if isinstance(x, Buffer) else x for x in self.operands)
         product = np.asarray(left, np.float32) @ np.asarray(right, np.float32)
-        return _tile(product + self.acc if self.use_acc else product)
+        return _tile(product + acc if self.use_acc else product)
 
 
 def _multiply(a: Any, b: Buffer, acc: Any, use_acc: Any = True, is_async: bool = False) -> _Product:
@@ -271,13 +276,16 @@ def _turn(barrier: Barrier, *, waits: bool) -> Tile:
     return _tile(np.int32(0))
 
 
-def _assembly(text: str, _: str, arguments: list[Any], *__: Any, pack: int = 1, **___: Any) -> Tile:
+def _assembly(text: str, _: str, arguments: list[Any], *__: Any, pack: int = 1, **___: Any) -> Any:
     """Inline assembly: turns, numbers passed on within a warp, the hardware's tangent, and arithmetic."""
     if text.startswith("bar."):
         return _turn(_HERE.program[2].index(arguments[0]), waits=text.startswith("bar.sync"))
     if text.startswith("shfl.sync.idx.b32"):
         numbers, lane = arguments
         return _tile(numbers[np.arange(len(numbers)) // 32 * 32 + np.asarray(lane) % 32])
+    if "bmsk.clamp.b32" in text:
+        weight, count, column = arguments
+        return tuple(_tile(np.where(kept, weight, 0)) for kept in (column < count, column >= count))
     if text.startswith("tanh.approx.f32"):
         return _tile(np.tanh(arguments[0]))
     return _tile(arithmetic(text, arguments, pack))
@@ -341,6 +349,7 @@ def _language() -> Any:
             else Buffer(np.zeros(shape, np.float32 if kind == "bf16" else kind), np.zeros(shape[0], np.int64))
         ),
         warp_specialize=_specialize,
+        thread_barrier=lambda: None,
     )
 
 
@@ -353,7 +362,7 @@ def _modules() -> Iterator[None]:
         mbarrier=types.SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
             init=lambda barrier, count: barrier.init(count),
-            expect=lambda barrier, size: barrier.add(1, int(size)),
+            expect=lambda barrier, size, there=True: barrier.add(1, int(size)) if there else None,
             arrive=arrive,
             wait=wait,
         ),
@@ -400,7 +409,8 @@ def run(source: str, entry: str, arguments: Mapping[str, Any], programs: int) ->
         _HERE.program = (number, programs, Barriers(16))
         for barrier in _HERE.program[2].all:
             barrier.init(2)
-        scope[entry](**values)
+        with np.errstate(all="ignore"):
+            scope[entry](**values)
 
     side_by_side(program, [(n,) for n in range(programs)])
 

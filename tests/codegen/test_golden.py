@@ -61,6 +61,14 @@ CASES: dict[str, dict[str, Any]] = {
         "return_lse": True,
     },
     "hopper_two_parts": {"design": Design.HOPPER, "mask": masks.causal, "head_dim": 192, "head_dim_v": 96},
+    "hopper_walk": {
+        "design": Design.HOPPER,
+        "mask": masks.sliding_window(128),
+        "head_dim": 64,
+        "walk": 3,
+        "has_sinks": True,
+        "return_lse": True,
+    },
     "hopper_dropout": {"design": Design.HOPPER, "mask": masks.causal, "dropout": True},
     "hopper_few_rows": {
         "design": Design.HOPPER,

@@ -14,6 +14,7 @@ from flexc import BlockMask, masks, scores
 from flexc.codegen import hopper_plan
 from flexc.codegen.arguments import Argument, Source
 from flexc.codegen.design import Design
+from flexc.codegen.hopper_narrow import for_narrow_band
 from flexc.codegen.pipeline import lower
 from flexc.codegen.target import TARGETS
 from flexc.codegen.tiles import Tiles
@@ -55,7 +56,11 @@ class Case:
     """How much larger values are, which are positive then: their sums become infinite, not NaN."""
     packed: tuple[int, int] | None = None
     """Rows of each head in a tile, and the heads."""
+    mapped: bool = False
+    """The kernel walks a block map."""
     tiles: Tiles | None = None
+    parts: int = 0
+    """How many programs walk along each head; 0: the kernel is one whose programs have roles."""
     plan: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,8 +109,71 @@ def _documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx // 50 == kv_idx // 50
 
 
+ids = (torch.arange(450)[None] // torch.tensor([[50], [190]])).int()
+padded_ids = torch.where(torch.arange(450) < 270, ids, -1)
+
+
+def _packed(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Of 50 tokens in the first batch, of 190 in the second."""
+    return (q_idx >= kv_idx) & (ids[b, q_idx] == ids[b, kv_idx])
+
+
+def _packed_both_ways(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return ids[b, q_idx] == ids[b, kv_idx]
+
+
+def _padded(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """The last 180 rows see nothing, and nobody sees them."""
+    both = padded_ids[b, q_idx] == padded_ids[b, kv_idx]
+    return (q_idx >= kv_idx) & both & (padded_ids[b, q_idx] >= 0)
+
+
 def _few_rows_see(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (kv_idx < 70) & (q_idx % 3 == 0)
+
+
+def _keys_before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx - kv_idx >= 70) & (q_idx - kv_idx < 128)
+
+
+def _keys_after(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx >= q_idx) & (kv_idx < q_idx + 65)
+
+
+def _near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx - kv_idx <= 64) & (kv_idx - q_idx <= 70)
+
+
+def _window_before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx + 37) & (q_idx < kv_idx + 165)
+
+
+def _of_pairs(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * torch.where(kv_idx % 3 == 0, 0.5, -1.0) - (q_idx - kv_idx).abs() * 0.125 * h
+
+
+def _window_of_64(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 64)
+
+
+def _window_of_256(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 256)
+
+
+def _window_of_100(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 100)
+
+
+def _window_of_a_head(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx + h % 2) & (q_idx - kv_idx < 100)
+
+
+def _window_of_two_starts(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 128) & (kv_idx > q_idx - 37 * h)
+
+
+def _window_from_a_key_on(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 128) & (kv_idx >= 100)
 
 
 WINDOW = masks.sliding_window(128)
@@ -167,11 +235,33 @@ CASES = {
     "guessed_slopes_of_a_number": Case(masks.causal, _slope_of_a_number, (450, 450), tiles=WIDE),
     "guessed_slopes_in_two_stretches": Case(_last_and_first, ALIBI, (500, 500)),
     "guessed_slopes_of_unseen_values": Case(masks.causal, ALIBI, unseen=300, tiles=WIDE),
+    "guessed_slopes_by_keys_unseen": Case(_documents, ALIBI, (450, 450), tiles=WIDE),
+    "guessed_steep_slopes_by_keys_unseen": Case(_documents, STEEP, (450, 450), tiles=WIDE, late=40.0),
+    "guessed_steep_slopes_in_a_window": Case(WINDOW, STEEP, (450, 450), tiles=WIDE),
     "guessed_far_too_low": Case(masks.causal, lengths=(450, 450), larger=60.0, tiles=WIDE),
+    "guessed_of_large_scores": Case(masks.causal, lengths=(450, 450), larger=20.0, tiles=WIDE),
+    "guessed_of_growing_scores": Case(masks.causal, lengths=(450, 450), early=100.0, tiles=WIDE),
+    "guessed_slopes_of_large_scores": Case(
+        masks.causal, STEEP, (450, 450), heads=(4, 2), larger=60.0, tiles=WIDE
+    ),
     "guessed_by_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE),
     "guessed_by_large_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, late=40.0),
     "guessed_by_small_keys_unseen": Case(_documents, lengths=(450, 450), tiles=WIDE, early=40.0),
     "guessed_where_rows_see_nothing": Case(_few_rows_see, lengths=(450, 450), tiles=WIDE),
+    "map": Case(_packed, lengths=(450, 450), heads=(4, 2), batch=2, mapped=True),
+    "map_of_whole_sums": Case(
+        _packed, lengths=(450, 450), batch=2, mapped=True, plan={"sums_in_parts": False}
+    ),
+    "map_in_narrow_tiles": Case(
+        _packed_both_ways, lengths=(450, 450), batch=2, mapped=True, tiles=Tiles(128, 64, 4, 4)
+    ),
+    "map_of_two_stretches": Case(_last_and_first, lengths=(500, 500), mapped=True),
+    "map_far_too_low": Case(_packed, lengths=(450, 450), batch=2, larger=60.0, mapped=True),
+    "map_of_two_stretches_far_too_low": Case(_last_and_first, lengths=(500, 500), larger=60.0, mapped=True),
+    "map_by_large_keys_unseen": Case(_packed_both_ways, lengths=(450, 450), batch=2, mapped=True, late=40.0),
+    "map_by_small_keys_unseen": Case(_packed_both_ways, lengths=(450, 450), batch=2, mapped=True, early=40.0),
+    "map_where_rows_see_nothing": Case(_padded, lengths=(450, 450), batch=2, mapped=True),
+    "map_of_unseen_values": Case(_padded, lengths=(450, 450), batch=2, mapped=True, unseen=270),
     "lazy_max": Case(plan=LAZY),
     "lazy_max_grows": Case(plan=LAZY, lengths=(300, 900), larger=30.0),
     "lazy_max_grows_in_other_orders": Case(plan=LAZY, lengths=(700, 400), heads=(4, 2), larger=300.0),
@@ -182,6 +272,24 @@ CASES = {
     "whole_sums_under_a_soft_cap": Case(masks.causal, CAP, plan={"sums_in_parts": False}),
     "values_early": Case(masks.causal, lengths=(700, 700), plan={"values_late": False}),
     "values_late_in_a_window": Case(WINDOW, lengths=(700, 700), plan={"values_late": True}),
+    "walk": Case(WINDOW, lengths=(700, 700), parts=3),
+    "walk_of_a_tile": Case(masks.sliding_window(128), lengths=(640, 640), parts=10),
+    "walk_of_few_keys": Case(WINDOW, lengths=(700, 150), heads=(4, 2), batch=2, parts=2),
+    "walk_of_few_rows": Case(WINDOW, lengths=(130, 700), sinks=True, parts=5),
+    "walk_past_rows_without_keys": Case(_keys_before, lengths=(450, 333), heads=(4, 1), parts=2),
+    "walk_to_keys_after": Case(_keys_after, lengths=(450, 449), heads=(4, 2), sinks=True, parts=1),
+    "walk_by_heads": Case(_window_of_a_head, lengths=(450, 450), heads=(4, 2), batch=2, parts=2),
+    "walk_from_a_key_on": Case(_window_from_a_key_on, lengths=(450, 400), parts=2),
+    "walk_of_two_starts": Case(_window_of_two_starts, lengths=(450, 450), heads=(4, 4), parts=2),
+    "walk_of_four_tiles": Case(_near, lengths=(500, 449), heads=(4, 2), parts=2),
+    "walk_moved_by_a_number": Case(_window_before, lengths=(450, 450), sinks=True, parts=2),
+    "walk_with_cap": Case(_window_of_100, CAP, lengths=(333, 450), parts=2),
+    "walk_with_slopes": Case(WINDOW, SLOPES, lengths=(333, 333), heads=(4, 2), sinks=True, parts=2),
+    "walk_with_mod_of_pairs": Case(_near, _of_pairs, lengths=(333, 300), heads=(4, 2), parts=2),
+    "walk_of_five_tiles": Case(_window_of_256, lengths=(500, 470), parts=2),
+    "walk_of_two_tiles": Case(_window_of_64, lengths=(333, 300), heads=(4, 2), parts=2),
+    "walk_of_narrow_rows": Case(_window_of_100, lengths=(400, 400), parts=2),
+    "walk_past_unseen_values": Case(WINDOW, unseen=310, parts=2),
     "packed": Case(lengths=(20, 333), heads=(8, 2), batch=2, packed=(16, 4)),
     "packed_causal": Case(_late_rows, lengths=(50, 333), heads=(8, 2), batch=2, packed=(32, 4)),
     "packed_one_row": Case(_late_rows, lengths=(1, 333), heads=(8, 1), sinks=True, packed=(8, 8)),
@@ -241,9 +349,23 @@ def test_a_row_with_one_key_is_its_value(
         (Case(_documents, tiles=WIDE), False),
         (Case(_few_rows_see, tiles=WIDE), False),
         (Case(masks.causal, STEEP, heads=(4, 2), tiles=WIDE), False),
-        (Case(masks.causal, tiles=WIDE, larger=60.0), True),
+        (Case(masks.causal, tiles=WIDE, larger=60.0), False),
+        (Case(masks.causal, tiles=WIDE, early=100.0), True),
+        (Case(_padded, lengths=(450, 450), batch=2, mapped=True), False),
+        (Case(_packed, lengths=(450, 450), batch=2, larger=60.0, mapped=True), False),
+        (Case(_packed, lengths=(450, 450), batch=2, early=100.0, mapped=True), True),
     ],
-    ids=["causal", "documents", "rows_without_keys", "steep_slopes", "far_too_low"],
+    ids=[
+        "causal",
+        "documents",
+        "rows_without_keys",
+        "steep_slopes",
+        "large",
+        "far_too_low",
+        "map",
+        "map_large",
+        "map_far_too_low",
+    ],
 )
 def test_rows_are_computed_again_where_a_guess_fails(
     case: Case, again: bool, monkeypatch: pytest.MonkeyPatch
@@ -267,6 +389,24 @@ def test_lists_that_leave_rows_without_keys(mask: Mod | None, monkeypatch: pytes
     golden(q, k, v, mask_mod=mask, block_mask=block_mask).check(
         *_run(case, q, k, v, None, monkeypatch, block_mask)
     )
+
+
+@pytest.mark.parametrize("early", [1.0, 100.0], ids=["unseen_values", "far_too_low"])
+def test_rows_computed_again_see_what_lists_name(early: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rows see keys before and after a block that their list leaves out and the mask allows."""
+    case = Case(masks.causal, lengths=(300, 333), early=early)
+    q, k, v = _tensors(case)
+    indices = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 2, 1]], dtype=torch.int32)[None, None]
+    counts = torch.tensor([1, 2, 2], dtype=torch.int32)[None, None]
+    block_mask = BlockMask.from_kv_blocks(
+        counts, indices, BLOCK_SIZE=128, mask_mod=masks.causal, seq_lengths=(300, 333)
+    )
+    want = golden(q, k, v, mask_mod=masks.causal, block_mask=block_mask)
+    if early == 1.0:
+        k[:, :, 300:], v[:, :, 300:] = torch.nan, torch.nan
+    SMALL_PRODUCTS.clear()
+    want.check(*_run(case, q, k, v, None, monkeypatch, block_mask))
+    assert SMALL_PRODUCTS, "some rows are computed again"
 
 
 def _tensors(case: Case) -> tuple[torch.Tensor, ...]:
@@ -303,8 +443,12 @@ def _run(
         bounded=case.bounded,
         narrow=case.narrow,
         **({} if case.packed is None else {"few_rows": case.packed[0], "packed_heads": case.packed[1]}),
-        **({} if block_mask is None else {"blocks": Blocks.MAP}),
+        **({"blocks": Blocks.MAP} if case.mapped else {}),
+        **({} if block_mask is None else {"blocks": Blocks.MAP, "max_block_q": 128, "max_block_kv": 128}),
     )
+    if case.parts:
+        spec = for_narrow_band(spec, values, case.lengths, {})
+        assert spec.walk
     generated = lower(spec, TARGETS["sm90"], sources=sources, design=Design.HOPPER)
     keys = generated.plan.tiles.block_kv
     arrays = {"q": q, "k": k, "v": v, "out": torch.full_like(q, 7.0)}
@@ -325,7 +469,7 @@ def _run(
         "batch": q.shape[0],
         "scale": DIM**-0.5,
     }
-    if block_mask is not None:
+    if spec.blocks is Blocks.MAP:
         tiles = generated.plan.tiles
         call = problem(q, k, v, mask_mod=case.mask, block_mask=block_mask).call
         of_map, numbers, _ = map_operands(call, tiles.block_q, tiles.block_kv, by_keys=False)
@@ -340,7 +484,8 @@ def _run(
     arguments = {
         a.name: known[a.name] if a.name in known else _captured(a, values) for a in generated.arguments
     }
-    run(generated.source, generated.entry, arguments, programs=2)
+    programs = case.parts * q.shape[0] * q.shape[1] or 2
+    run(generated.source, generated.entry, arguments, programs)
     assert not counters.any()  # the next launch starts from them
     return torch.from_numpy(tensors["out"]).bfloat16(), torch.from_numpy(lse)
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from flexc import masks, scores
+from flexc.codegen.design import Design
 from flexc.codegen.hopper_plan import is_guessed, make_hopper_plan
 from flexc.codegen.hopper_score import hopper_score
 from flexc.codegen.target import TARGETS
 from flexc.ir.evaluate import Env, evaluate
 from flexc.ir.expr import Expr
 from flexc.ir.ops import Input
+from flexc.ir.spec import Blocks
 from flexc.ir.types import Storage
-from tests.codegen.generate import spec_for
+from tests.codegen.generate import generate, spec_for
 
 Mod = Callable[..., Any]
 SLOPES = torch.tensor([0.5, -0.25])
@@ -46,6 +48,10 @@ def _and_of_the_key(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 def _capped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return torch.tanh(score) + 0.5 * (kv_idx - q_idx)
+
+
+def _two_stretches(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & ((q_idx - kv_idx < 128) | (kv_idx < 64))
 
 
 def _slope(score: Mod) -> Expr | None:
@@ -90,12 +96,27 @@ def test_a_guess_serves_masks_and_slopes_under_masks(score: Mod | None) -> None:
         {"score": ALIBI, "positive_scale": False},
         {"score": _both_ways},
         {"few_rows": 16, "packed_heads": 4},
+        {"score": ALIBI, "blocks": Blocks.MAP},
     ],
-    ids=["short_range", "sinks", "dropout", "any_scale", "other_score", "rows_of_heads"],
+    ids=["short_range", "sinks", "dropout", "any_scale", "other_score", "rows_of_heads", "slopes_of_a_map"],
 )
 def test_no_guess_elsewhere(facts: dict[str, Any]) -> None:
     assert not is_guessed(spec_for(masks.causal, facts.pop("score", None), **facts))
 
 
+@pytest.mark.parametrize(("head_dim", "turns"), [(64, True), (128, False)])
+def test_a_guess_serves_maps_by_two_warpgroups(head_dim: int, turns: bool) -> None:
+    spec = spec_for(masks.causal, head_dim=head_dim, blocks=Blocks.MAP)
+    plan = make_hopper_plan(spec, TARGETS["sm90"])
+    assert (plan.consumers, plan.turns, plan.guessed) == (2, turns, True)
+
+
 def test_no_guess_where_rows_cannot_be_computed_again() -> None:
     assert not is_guessed(spec_for())
+
+
+@pytest.mark.parametrize(("mask", "begin"), [(masks.causal, True), (_two_stretches, False)])
+def test_sums_of_products_begin_with_slopes_where_the_next_keys_are_known(mask: Mod, begin: bool) -> None:
+    source = generate(mask, ALIBI, design=Design.HOPPER, head_dim=64).source
+    assert ("permute((1, 0)), score, is_async=True)" in source) is begin
+    assert ("to_products" in source) is begin

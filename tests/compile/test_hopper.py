@@ -14,7 +14,11 @@ import flexc
 from flexc import masks, scores
 from flexc.build import kernel_for
 from flexc.codegen.design import Design
+from flexc.codegen.hopper_narrow import for_narrow_band
 from flexc.kernel import Kernel
+from flexc.resolve import resolve
+from flexc.sass import read
+from flexc.toolchain import disassemble, spills_in_matrix_loops
 from tests.codegen.generate import spec_for
 from tests.compile.machine_code import Promise, check
 from tests.mods import Entry, corpus
@@ -61,7 +65,7 @@ def _check(kernel: Kernel, spills: int = SPILLS) -> None:
     consumers = kernel.artifact.block_q * kernel.artifact.packed_heads // 64
     ((entry, sass),) = kernel.sass.items()
     registers = {1: (256, 24), 2: (240, 24), 3: (160, 32)}[consumers]
-    check(sass, kernel.resources[entry], Promise(consumers, registers, spills=spills))
+    check(sass, kernel.ptx[entry], kernel.resources[entry], Promise(consumers, registers, spills=spills))
 
 
 FORMS = [
@@ -150,3 +154,21 @@ def test_rows_of_several_heads(name: str, q_len: int, group: int, head_dim: int)
 def test_dropout(head_dim: int) -> None:
     spec = spec_for(masks.causal, scores.softcap(20.0), head_dim=head_dim, dropout=True)
     _check(kernel_for(spec, "sm90", design=Design.HOPPER))
+
+
+@pytest.mark.parametrize(("width", "beside"), [(64, 3), (128, 3), (192, 2), (256, 2)])
+@pytest.mark.parametrize("return_lse", [False, True], ids=["out", "lse"])
+def test_programs_that_walk_fit_beside_each_other(width: int, beside: int, return_lse: bool) -> None:
+    mask = masks.sliding_window(width)
+    mods, values, _ = resolve(None, mask)
+    usual = spec_for(mask, head_dim=64, return_lse=return_lse, has_sinks=return_lse)
+    spec = for_narrow_band(usual, values, None, {})
+    artifact = kernel_for(spec, "sm90", (), mods.sources, Design.HOPPER).artifact
+    assert artifact.shares_heads
+    assert (artifact.beside, artifact.resources.warps) == (beside, 4)
+    sass = disassemble(artifact.cubin)
+    found = read(sass)
+    assert found.matrix["HGMMA"] == 2 * spec.walk * 4, "one piece of code, with all tiles of keys"
+    assert found.waits == 2
+    assert spills_in_matrix_loops(sass) <= 8
+    assert {"UTMALDG", "UTMASTG"} <= set(found.copies)

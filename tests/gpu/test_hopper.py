@@ -101,6 +101,36 @@ def test_narrow_windows_of_wide_heads(q_len: int, kv_len: int) -> None:
     _check(q, k, v, mask_mod=masks.sliding_window(128), sinks=torch.randn(12, device="cuda"))
 
 
+@pytest.mark.parametrize(("q_len", "kv_len"), [(2100, 2100), (2001, 300), (130, 700), (65, 9000)])
+def test_walks(q_len: int, kv_len: int) -> None:
+    """Narrow heads whose rows see few keys: windows, and a band that is moved."""
+    q, k, v = random_qkv(q_len, kv_len, heads=12, kv_heads=4, dim=64, dim_v=56)
+    near = masks.sliding_window(100)
+    for mask in (
+        *map(masks.sliding_window, (5, 64, 100, 128, 129, 256)),
+        lambda b, h, i, j: near(b, h, i, j + 37 * h),
+    ):
+        out = _check(q, k, v, mask_mod=mask, sinks=torch.randn(12, device="cuda"))
+        _check(q, k, v, mask_mod=mask, scale=-0.3)
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(700, 700), (130, 333)])
+def test_walks_with_score_mods(q_len: int, kv_len: int) -> None:
+    q, k, v = random_qkv(q_len, kv_len, heads=12, kv_heads=4, dim=64)
+    slopes = torch.linspace(0.5, -0.5, 12, device="cuda")
+    for width in (64, 100, 128):
+        for score in (scores.softcap(30.0), scores.alibi(slopes), scores.softcap(5.0)):
+            _check(q, k, v, score_mod=score, mask_mod=masks.sliding_window(width))
+
+
+def test_walks_past_unseen_values() -> None:
+    q, k, v = random_qkv(700, 900, heads=12, kv_heads=4, dim=64)
+    want = golden(q, k, v, mask_mod=masks.sliding_window(128))
+    k[:, :, 700:], v[:, :, 700:] = torch.nan, torch.nan
+    want.check(*flexc.attention(q, k, v, mask_mod=masks.sliding_window(128), return_lse=True))
+
+
 def test_strides_sinks_scales() -> None:
     whole = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     q, k, v = (whole[:, :, i].transpose(1, 2) for i in range(3))
@@ -199,6 +229,17 @@ def test_distances_far_from_the_start() -> None:
         return (kv_idx >= 39000) & (kv_idx - q_idx < 39990 - 127)
 
     _check(q, k, v, score_mod=late, mask_mod=last)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_slopes_that_promise_larger_scores_than_rows_see(dim: int) -> None:
+    slopes = torch.tensor([-1.0, -3.0, 0.5, -0.3], device="cuda")
+    for mask in (masks.causal, masks.sliding_window(400)):
+        _check(
+            *random_qkv(1000, 1000, heads=4, kv_heads=4, dim=dim),
+            mask_mod=mask,
+            score_mod=scores.alibi(slopes),
+        )
 
 
 def test_repeated_calls_find_their_tensors() -> None:

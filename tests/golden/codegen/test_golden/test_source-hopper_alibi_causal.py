@@ -53,6 +53,7 @@ FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
 FEW_DIMS = gl.constexpr(32)  # columns of its operands and result
 MARGIN = gl.constexpr(32.0)  # so much larger may scores be in base 2, besides the range of weights
 TOO_LARGE = gl.constexpr(16777216.0)  # makes sums infinite beside which 1 is nothing
+TOO_SMALL = gl.constexpr(5.048709793414476e-29)  # sums below lack weights that became 0
 
 
 @gluon.jit
@@ -431,8 +432,10 @@ def attend(
             # A row without a key has a sum of 0: its output is 0.
             weights = gl.convert_layout(gl.sum(row_sum, 1), row_layout, assert_trivial=True)
             share = gl.where(weights == 0.0, 0.0, 1.0 / weights)
-            # Sums near the end of the range, of which weights may be infinite: they count as NaN.
-            strange = gl.convert_layout(weights * TOO_LARGE, acc_row_layout)[:, None]
+            # Sums near an end of the range, of which weights may be infinite or 0: they count as NaN.
+            strange = weights * TOO_LARGE
+            strange = gl.where((weights < TOO_SMALL) & (row_max != float("-inf")), float("inf"), strange)
+            strange = gl.convert_layout(strange, acc_row_layout)[:, None]
             # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
             # prevented: if a NaN came out, these rows are computed again in the end, with the unseen values left out.
             total = gl.sum(gl.sum(acc + strange, 1), 0)
@@ -485,38 +488,53 @@ def attend(
         mbarrier.arrive(q_free.index(which * Q_TILES + (taken + 1) % Q_TILES), count=1, pred=taken > 0)
 
         step += 1
+        to_products = 1.0 / (score_scale * to_log2)
+        # The next tile's scores begin with what the score_mod and the shift add to them, in units of products. It is
+        # computed while exponentials of this tile are.
+        q_near = q_idx - (kv_start - BLOCK_KV)
+        row_value = -(slopes_h * q_near.to(gl.float32))
+        of_first = row_value + (slope * first_column.to(gl.float32))[None, :]
+        shift = gl.where(row_max == float("-inf"), 0.0, row_max)
+        of_first = (of_first * to_log2 - shift[:, None]) * to_products
+        score = gl.fma(kv_on.to(gl.float32), slope * to_log2 * to_products + zero, of_first)
         for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
             kv_start = kv_last - done
             slot = step % STAGES
             mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
-            score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+            score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), score, is_async=True)
             before = (step - 1) % STAGES
             mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
             acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
             score = warpgroup_mma_wait(1, deps=[score])
             mbarrier.arrive(k_free.index(slot), count=1)
-            q_near = q_idx - kv_start
-            row_value = -(slopes_h * q_near.to(gl.float32))
             kv_from = (kv_start + first_column)[None, :]
             if kv_start >= full_end:
                 score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
-            # The score_mod's part at a thread's first column; from there on it rises by a slope.
-            of_first = row_value + (slope * first_column.to(gl.float32))[None, :]
             if shiftless == 1:
+                # Scores of rows without a shift began without one.
+                had = row_max
                 row_max, shiftless = choose_shift(
-                    score * score_scale + gl.fma(kv_on.to(gl.float32), slope + zero, of_first),
+                    score * score_scale,
                     gl.maximum(-slope, 0.0) * to_log2 * (kv_start - kv_first),
                     to_log2,
                     row_max,
                 )
-            shift = gl.where(row_max == float("-inf"), 0.0, row_max)
-            of_columns = gl.fma(kv_on.to(gl.float32), slope_log2 + zero, of_first * to_log2 - shift[:, None])
-            p = powers_of_two(gl.fma(score, score_scale * to_log2 + zero, of_columns))
+                chosen = gl.where((had == float("-inf")) & (row_max != float("-inf")), row_max, 0.0)
+                score -= (chosen * to_products)[:, None]
+            p = powers_of_two(score * (score_scale * to_log2))
             row_sum += sum_parts(p)
 
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_free.index(before), count=1)
             p = gl.convert_layout(p.to(OPERAND), p_layout)
+            # The next tile's scores begin with what the score_mod and the shift add to them, in units of products. It is
+            # computed while exponentials of this tile are.
+            q_near = q_idx - (kv_start - BLOCK_KV)
+            row_value = -(slopes_h * q_near.to(gl.float32))
+            of_first = row_value + (slope * first_column.to(gl.float32))[None, :]
+            shift = gl.where(row_max == float("-inf"), 0.0, row_max)
+            of_first = (of_first * to_log2 - shift[:, None]) * to_products
+            score = gl.fma(kv_on.to(gl.float32), slope * to_log2 * to_products + zero, of_first)
             step += 1
 
         taken += 1

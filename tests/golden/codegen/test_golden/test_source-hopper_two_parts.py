@@ -51,6 +51,7 @@ FEW_KEYS = gl.constexpr(16)  # keys of a step where values are left out
 FEW_DIMS = gl.constexpr(32)  # columns of its operands and result
 MARGIN = gl.constexpr(64.0)  # so much larger may scores be in base 2, besides the range of weights
 TOO_LARGE = gl.constexpr(16777216.0)  # makes sums infinite beside which 1 is nothing
+USUAL = gl.constexpr(56.0)  # so near to zero scores are, in base 2, where no shift moves
 
 
 @gluon.jit
@@ -82,15 +83,15 @@ def online_softmax(score, to_log2, row_max):
 
 
 @gluon.jit
-def choose_shift(score, rise, to_log2, shift):
-    """What is taken from the scores of a row in base 2, from the first tile on in which it sees a key; before, -inf.
+def move_shift(score, to_log2, shift):
+    """What is taken from the scores of a row in base 2: the largest score so far and MARGIN, at least `shift`.
 
-    That is the largest score there, and MARGIN: the largest weight is then a power of two, which no rounding parts
-    from the sum. Scores of other keys may be larger than those here by `rise`. Returns the shifts, and whether some
-    row has none yet.
+    The largest weight is then a power of two, which no rounding parts from the sum. Returns the shifts, and whether
+    some should move on: that of a row that sees no key yet, which no score comes near, and one so far from zero
+    that far larger scores may follow.
     """
-    shift = gl.where(shift == float("-inf"), largest(score) * to_log2 + (rise + MARGIN), shift)
-    return shift, gl.max(gl.where(shift == float("-inf"), 1, 0), 0)
+    shift = gl.maximum(gl.maximum(shift, -3e38), largest(score) * to_log2 + MARGIN)
+    return shift, gl.max(gl.where(gl.abs(shift - MARGIN) <= USUAL, 0, 1), 0)
 
 
 @gluon.jit
@@ -459,7 +460,8 @@ def attend(
             weights = gl.convert_layout(gl.sum(row_sum, 1), row_layout, assert_trivial=True)
             share = gl.where(weights == 0.0, 0.0, 1.0 / weights)
             # Sums near the end of the range, of which weights may be infinite: they count as NaN.
-            strange = gl.convert_layout(weights * TOO_LARGE, acc_row_layout)[:, None]
+            strange = weights * TOO_LARGE
+            strange = gl.convert_layout(strange, acc_row_layout)[:, None]
             # A value that no row sees may be NaN or Inf, and 0 * NaN is NaN. That is rare, so it is repaired, not
             # prevented: if a NaN came out, these rows are computed again in the end, with the unseen values left out.
             total = gl.sum(gl.sum(acc + strange, 1), 0)
@@ -499,8 +501,8 @@ def attend(
             score = gl.where(kv_on < kv_len - (kv_start + first_column)[None, :], score, float("-inf"))
         kv_from = (kv_start + first_column)[None, :]
         score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
-        row_max, shiftless = choose_shift(score, 0.0, to_log2, row_max)
-        shift = gl.where(row_max == float("-inf"), 0.0, row_max)
+        shift, unsettled = move_shift(score, to_log2, row_max)
+        row_max = shift
         p = gl.exp2(score * to_log2 - shift[:, None])
         row_sum += sum_parts(p)
 
@@ -508,32 +510,65 @@ def attend(
         mbarrier.arrive(q_free.index(which * Q_TILES + (taken + 1) % Q_TILES), count=1, pred=taken > 0)
 
         step += 1
-        for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
-            kv_start = kv_last - done
-            slot = step % STAGES
-            mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
-            score = warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-            score = warpgroup_mma(q_tail, k_tail_smem.index(slot).permute((1, 0)), score, is_async=True)
-            before = (step - 1) % STAGES
-            mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
-            acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
-            p_tail = gl.convert_layout(p, p_tail_layout)
-            acc_tail = warpgroup_mma(p_tail, v_tail_smem.index(before), acc_tail, is_async=True)
-            score = warpgroup_mma_wait(2, deps=[score])
-            mbarrier.arrive(k_free.index(slot), count=1)
-            kv_from = (kv_start + first_column)[None, :]
-            if kv_start >= full_end:
-                score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
-            if shiftless == 1:
-                row_max, shiftless = choose_shift(score, 0.0, to_log2, row_max)
-            shift = gl.where(row_max == float("-inf"), 0.0, row_max)
-            p = powers_of_two(score * to_log2 - shift[:, None])
-            row_sum += sum_parts(p)
+        if unsettled == 1:
+            for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
+                kv_start = kv_last - done
+                slot = step % STAGES
+                mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
+                score = warpgroup_mma(
+                    q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
+                )
+                score = warpgroup_mma(q_tail, k_tail_smem.index(slot).permute((1, 0)), score, is_async=True)
+                before = (step - 1) % STAGES
+                mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
+                acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+                p_tail = gl.convert_layout(p, p_tail_layout)
+                acc_tail = warpgroup_mma(p_tail, v_tail_smem.index(before), acc_tail, is_async=True)
+                score = warpgroup_mma_wait(2, deps=[score])
+                mbarrier.arrive(k_free.index(slot), count=1)
+                kv_from = (kv_start + first_column)[None, :]
+                if kv_start >= full_end:
+                    score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
+                shift, unsettled = move_shift(score, to_log2, row_max)
+                alpha = gl.exp2(row_max - shift)
+                row_sum *= gl.convert_layout(alpha, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+                row_max = shift
+                p = gl.exp2(score * to_log2 - shift[:, None])
+                row_sum += sum_parts(p)
 
-            acc, acc_tail = warpgroup_mma_wait(0, deps=[acc, acc_tail])
-            mbarrier.arrive(v_free.index(before), count=1)
-            p = gl.convert_layout(p.to(OPERAND), p_layout)
-            step += 1
+                acc, acc_tail = warpgroup_mma_wait(0, deps=[acc, acc_tail])
+                mbarrier.arrive(v_free.index(before), count=1)
+                acc = acc * gl.convert_layout(alpha, acc_row_layout)[:, None]
+                acc_tail = acc_tail * gl.convert_layout(alpha, acc_tail_row_layout)[:, None]
+                p = gl.convert_layout(p.to(OPERAND), p_layout)
+                step += 1
+        else:
+            for done in range(BLOCK_KV, (kv_last - kv_first + 1) * alive, BLOCK_KV):
+                kv_start = kv_last - done
+                slot = step % STAGES
+                mbarrier.wait(k_ready.index(slot), step // STAGES & 1)
+                score = warpgroup_mma(
+                    q, k_smem.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
+                )
+                score = warpgroup_mma(q_tail, k_tail_smem.index(slot).permute((1, 0)), score, is_async=True)
+                before = (step - 1) % STAGES
+                mbarrier.wait(v_ready.index(before), (step - 1) // STAGES & 1)
+                acc = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+                p_tail = gl.convert_layout(p, p_tail_layout)
+                acc_tail = warpgroup_mma(p_tail, v_tail_smem.index(before), acc_tail, is_async=True)
+                score = warpgroup_mma_wait(2, deps=[score])
+                mbarrier.arrive(k_free.index(slot), count=1)
+                kv_from = (kv_start + first_column)[None, :]
+                if kv_start >= full_end:
+                    score = gl.where(kv_on <= q_idx - kv_from, score, float("-inf"))
+                shift = row_max
+                p = powers_of_two(score * to_log2 - shift[:, None])
+                row_sum += sum_parts(p)
+
+                acc, acc_tail = warpgroup_mma_wait(0, deps=[acc, acc_tail])
+                mbarrier.arrive(v_free.index(before), count=1)
+                p = gl.convert_layout(p.to(OPERAND), p_layout)
+                step += 1
 
         taken += 1
     # The tiles that came out with a NaN.
