@@ -9,6 +9,7 @@ from flexc.codegen.target import TARGETS
 from flexc.compiler import triton_version
 from flexc.sass import read
 from flexc.toolchain import spills_in_matrix_loops
+from tests.ptx_arrivals import of_every_thread
 
 _THREADS = 128
 """Of a warpgroup."""
@@ -31,8 +32,9 @@ class Promise:
     products: int = 16
 
 
-def check(sass: str, resources: Resources, promise: Promise) -> None:
+def check(sass: str, ptx: str, resources: Resources, promise: Promise) -> None:
     """Fails where the code of a kernel is not what was promised."""
+    of_every_thread(ptx)  # raises where one thread arrives for others that it did not just meet
     found = read(sass)
     products = found.matrix.get("HGMMA", 0)
     assert products >= promise.products, found
